@@ -62,13 +62,13 @@ class Contract(BaseModel):
     )
 
     @classmethod
-    def rules(cls) -> tuple[Rule[Any], ...]:
+    def rules(cls) -> tuple[Rule, ...]:
         """The rules over several fields of this model."""
         return ()
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        broken = [rule for rule in self.rules() if not rule.holds(self)]
+        broken = [rule for rule in self.rules() if rule.is_broken_by(self)]
         if broken:
             violations = [(rule.path, rule.explain(self)) for rule in broken]
             text = "; ".join(sentence for _, sentence in violations)

@@ -28,11 +28,10 @@ class MultiStep(Contract):
     """Discount per step, above 0."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[MultiStep], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="self.gamma > 0.0",
-                holds=lambda multi_step: multi_step.gamma > 0,
                 sentence="gamma 0 would discard all future rewards; use a discount above 0, at most 1",
                 path=("gamma",),
             ),
@@ -49,11 +48,10 @@ class NormalizeObservation(Contract):
     """Leaves of a Dict or Tuple observation, for example [pos, arm.joints]. Empty means every floating-point leaf."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[NormalizeObservation], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="self.keys.all(k, self.keys.exists_one(other, other == k))",
-                holds=lambda observation: len(set(observation.keys)) == len(observation.keys),
                 sentence="keys contains a key twice; remove one of the two",
                 path=("keys",),
             ),
@@ -80,11 +78,10 @@ class Normalize(Contract):
     """Collects the statistics that learners need to normalize rewards. Unset collects none."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Normalize], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="has(self.observation) || has(self.reward)",
-                holds=lambda normalize: normalize.observation is not None or normalize.reward is not None,
                 sentence="normalize is empty; write observation: {}, reward: {} or both, or remove it",
             ),
         )
@@ -162,18 +159,16 @@ class Collection(Contract):
         return asked
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Collection], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
             Rule(
                 cel="self.preemptiveThreshold > 0.0",
-                holds=lambda collection: collection.preemptive_threshold > 0,
                 sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
                 path=("preemptiveThreshold",),
             ),
             Rule(
                 cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
-                holds=lambda collection: collection.preemptive_threshold >= 1 or collection.mode == "sync",
                 sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
                 path=("preemptiveThreshold",),
             ),
@@ -184,11 +179,6 @@ class Collection(Contract):
             ),
             Rule(
                 cel=f"!has(self.episodes) || has(self.episodes.seeds) || self.seed + {_EPISODES} <= {INT32_MAX + 1}",
-                holds=lambda collection: (
-                    collection.episodes is None
-                    or collection.episodes.seeds is not None
-                    or collection.seed + collection.episodes.num_listed <= INT32_MAX + 1
-                ),
                 sentence="seed {self.seed} leaves no room for the episodes' own seeds, which end at 2147483647; "
                 "lower it",
                 path=("seed",),

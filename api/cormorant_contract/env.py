@@ -23,7 +23,7 @@ from cormorant_contract.base import (
     keyed_by,
 )
 from cormorant_contract.info import Axis, InfoKeys
-from cormorant_contract.rule import Rule, Value, each_once, exactly_one
+from cormorant_contract.rule import Rule, each_once, exactly_one
 from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
@@ -113,20 +113,16 @@ class EnvPoolEnv(EnvBlock):
     """perAgent: a group of each player (player_0, player_1). Unset: one group, agents."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[EnvPoolEnv], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="self.batchSize == 0 || (self.batchSize <= self.numEnvs && self.numEnvs % self.batchSize == 0)",
-                holds=lambda pool: (
-                    pool.batch_size == 0 or (pool.batch_size <= pool.num_envs and pool.num_envs % pool.batch_size == 0)
-                ),
                 sentence="batchSize {self.batchSize} does not divide numEnvs {self.numEnvs}; write a divisor of "
                 "numEnvs, or 0 for all",
                 path=("batchSize",),
             ),
             Rule(
                 cel=" && ".join(f"!has(self.kwargs.{name})" for name in _SET_ELSEWHERE),
-                holds=lambda pool: pool.kwargs.keys().isdisjoint(_SET_ELSEWHERE),
                 sentence="kwargs cannot have num_envs, batch_size, num_threads, max_episode_steps, seed and env_seed: "
                 "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
                 path=("kwargs",),
@@ -144,7 +140,7 @@ class Wrapper(Contract):
     """Keyword arguments of the wrapper."""
 
 
-_ID_OR_ENTRYPOINT: Rule[Any] = exactly_one(
+_ID_OR_ENTRYPOINT: Rule = exactly_one(
     "id",
     "entrypoint",
     "write id for a registered environment, or entrypoint for a factory of your own",
@@ -195,7 +191,7 @@ class GymnasiumEnv(EnvBlock):
         return float(self.step_timeout_seconds + self.reset_timeout_seconds)
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (_ID_OR_ENTRYPOINT,)
 
 
@@ -227,12 +223,11 @@ class GymnasiumVectorEnv(EnvBlock):
     """Further arguments of gymnasium.make_vec, for example vectorization_mode, or of the factory."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[GymnasiumVectorEnv], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             _ID_OR_ENTRYPOINT,
             Rule(
                 cel="!has(self.kwargs.num_envs)",
-                holds=lambda env: "num_envs" not in env.kwargs,
                 sentence="kwargs cannot have num_envs: write vector.numEnvs instead",
                 path=("kwargs",),
             ),
@@ -355,7 +350,7 @@ class OpenEnvEnv(EnvBlock):
         return float(2 * self.step_timeout_seconds + self.start_timeout_seconds)
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[OpenEnvEnv], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             exactly_one(
                 "image",
@@ -470,18 +465,12 @@ class Env(Contract):
         return tuple(item.key for item in self.info or ())
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Env], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel=f"{_COUNT} == 1",
-                holds=lambda env: _count(env) == 1,
                 sentence=f"exactly one of {_NAMES} is required, found {{found}}; write one block",
-                values={
-                    "found": Value(
-                        cel=f"{_COUNT} > 1 ? 'several' : 'none'",
-                        get=lambda env: "several" if _count(env) else "none",
-                    )
-                },
+                values={"found": f"{_COUNT} > 1 ? 'several' : 'none'"},
             ),
             each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
             each_once(
@@ -490,44 +479,34 @@ class Env(Contract):
             Rule(
                 cel="!has(self.variants) || !has(self.gymnasium) || !has(self.gymnasium.entrypoint) || "
                 "!self.variants.exists(v, has(v.taskId))",
-                holds=lambda env: (
-                    env.gymnasium is None
-                    or env.gymnasium.entrypoint is None
-                    or all(variant.task_id is None for variant in env.variants or ())
-                ),
                 sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use "
                 "gymnasium.id",
                 path=("variants",),
             ),
             Rule(
                 cel="!has(self.variants) || !has(self.envpool) || self.envpool.batchSize == 0",
-                holds=lambda env: not env.variants or env.envpool is None or env.envpool.batch_size == 0,
                 sentence="variants step in lockstep, found batchSize {self.envpool.batchSize}; set batchSize: 0",
                 path=("variants",),
             ),
             Rule(
                 cel="!has(self.vector) || (!has(self.variants) && self.maxEpisodeSteps == 0)",
-                holds=lambda env: env.vector is None or (not env.variants and not env.max_episode_steps),
                 sentence="a vector environment has one setting and limits its own episodes; remove variants and "
                 "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
                 path=("vector",),
             ),
             Rule(
                 cel="!has(self.openenv) || !has(self.variants)",
-                holds=lambda env: env.openenv is None or not env.variants,
                 sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
                 path=("variants",),
             ),
             Rule(
                 cel=f"!has(self.recycle) || {_SUBPROCESS}",
-                holds=lambda env: env.recycle is None or getattr(env.block, "vectorization", "") == "subprocess",
                 sentence="recycle replaces processes of single environments; use gymnasium or pettingzoo with "
                 "vectorization: subprocess, or remove recycle",
                 path=("recycle",),
             ),
             Rule(
                 cel="!has(self.jax) || !has(self.variants)",
-                holds=lambda env: env.jax is None or not env.variants,
                 sentence="a JAX environment has one setting; remove variants",
                 path=("variants",),
             ),
@@ -536,7 +515,3 @@ class Env(Contract):
                 sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )
-
-
-def _count(env: Env) -> int:
-    return sum(getattr(env, kind) is not None for kind in KINDS)

@@ -138,7 +138,7 @@ class EvaluatedEpisodes(Contract):
         )
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[EvaluatedEpisodes], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             one_of("count", "seeds", "resetOptions", remedy="write count: 100 for 100 seeds from collection.seed on"),
             each_once(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import IDENTIFIER_PATTERN, INFO_KEY_PATTERN, Contract, Whole, keyed_by
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule
 
 InfoName = Annotated[str, Field(strict=True, max_length=63, pattern=INFO_KEY_PATTERN)]
 
@@ -39,7 +39,7 @@ class InfoKey(Contract):
     """Stored where a step's info lacks the key. Unset means NaN for floats, 0 for integers, false (0) for bool."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[InfoKey], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="!has(self.fill) || !has(self.dtype) || self.dtype.startsWith('float') || "
@@ -49,9 +49,8 @@ class InfoKey(Contract):
                     for dtype, (low, high) in _LIMITS.items()
                 )
                 + ")",
-                holds=lambda info: _fits(info.dtype, info.fill),
                 sentence="fill {fill} of {self.key} does not fit {self.dtype}; change the fill or the dtype",
-                values={"fill": Value(cel="string(self.fill)", get=lambda info: f"{info.fill:g}")},
+                values={"fill": "string(self.fill)"},
                 path=("fill",),
             ),
         )
@@ -70,11 +69,10 @@ class EpisodeMetric(Contract):
     """How an episode's values become one number. any: 1 where at least one is not 0, else 0."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[EpisodeMetric], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="self.name != 'return' && self.name != 'length'",
-                holds=lambda metric: metric.name not in ("return", "length"),
                 sentence="the name {self.name} is taken: return and length of every episode are reported anyway; "
                 "choose another name",
                 path=("name",),
@@ -86,10 +84,3 @@ InfoKeys = Annotated[tuple[InfoKey, ...], Field(min_length=1, max_length=32, jso
 EpisodeMetrics = Annotated[
     tuple[EpisodeMetric, ...], Field(min_length=1, max_length=16, json_schema_extra=keyed_by("name"))
 ]
-
-
-def _fits(dtype: str | None, fill: float | None) -> bool:
-    if dtype is None or fill is None or dtype.startswith("float"):
-        return True
-    low, high = _LIMITS.get(dtype, (-_FILL_LIMIT, _FILL_LIMIT))
-    return fill == int(fill) and low <= fill <= high

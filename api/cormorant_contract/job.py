@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from cormorant_contract.base import OPTIONAL_NAME_PATTERN, PATTERN_WORDS, SERVICE_NAME_PATTERN, Contract, Label
 from cormorant_contract.children import PRIORITY_CLASS, QUEUE
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus
 
@@ -25,12 +25,12 @@ _KUEUE = {QUEUE: "LocalQueue", PRIORITY_CLASS: "WorkloadPriorityClass"}
 _OBJECT_NAME = re.compile(OPTIONAL_NAME_PATTERN)
 
 
-def _names_an_object(label: str, kind: str) -> "Rule[Metadata]":
+def _names_an_object(label: str, kind: str) -> Rule:
     return Rule(
-        cel="",  # a CRD cannot validate labels
+        # A CRD cannot validate labels.
         holds=lambda metadata: label not in metadata.labels or bool(_OBJECT_NAME.match(metadata.labels[label])),
         sentence=f"{{value}} is not the name of a {kind}; write {PATTERN_WORDS[OPTIONAL_NAME_PATTERN]}",
-        values={"value": Value(cel="", get=lambda metadata: metadata.labels[label])},
+        values={"value": lambda metadata: metadata.labels[label]},
         path=("labels", label),
     )
 
@@ -53,7 +53,7 @@ class Metadata(Contract):
     """Annotations of the job."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Metadata], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:

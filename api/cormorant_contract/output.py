@@ -43,11 +43,10 @@ class Output(Contract):
     """A durable dataset."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Output], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="has(self.queue) || has(self.dataset)",
-                holds=lambda output: output.queue is not None or output.dataset is not None,
                 sentence="queue and dataset are both missing; add at least one of them, for example queue: {}",
             ),
         )

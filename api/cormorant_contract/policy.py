@@ -16,7 +16,7 @@ from cormorant_contract.base import (
     Text,
     Whole,
 )
-from cormorant_contract.rule import Rule, Value, exactly_one, one_of
+from cormorant_contract.rule import Rule, exactly_one, one_of
 
 
 class RandomPolicy(Contract):
@@ -54,16 +54,14 @@ class AgentPolicy(Contract):
     sample: VersionSample | None = None
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[AgentPolicy], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             Rule(
                 cel="[has(self.random), has(self.entrypoint), has(self.model)].filter(x, x).size() == 1",
-                holds=lambda one: (one.random, one.entrypoint, one.model).count(None) == 2,
                 sentence="write exactly one of random, entrypoint and model",
             ),
             Rule(
                 cel="[has(self.random), has(self.version), has(self.sample)].filter(x, x).size() < 2",
-                holds=lambda one: (one.random, one.version, one.sample).count(None) > 1,
                 sentence="write at most one of random, version and sample",
             ),
         )
@@ -122,7 +120,7 @@ class Policy(Contract):
         return kept
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Policy], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             one_of(
                 "random",
@@ -133,21 +131,12 @@ class Policy(Contract):
             ),
             Rule(
                 cel=f"!has(self.agents) || !self.agents.exists(g, {_UNMADE})",
-                holds=lambda policy: not _unmade(policy),
                 sentence="model {model} is not a group with an entrypoint; name one that has it",
-                values={
-                    "model": Value(
-                        cel=f"self.agents[self.agents.filter(g, {_UNMADE})[0]].model",
-                        get=lambda policy: _unmade(policy)[0],
-                    )
-                },
+                values={"model": f"self.agents[self.agents.filter(g, {_UNMADE})[0]].model"},
                 path=("agents",),
             ),
             Rule(
                 cel="has(self.entrypoint) || (self.compile == 'off' && self.dtype == 'float32')",
-                holds=lambda policy: (
-                    policy.entrypoint is not None or (policy.compile == "off" and policy.dtype == "float32")
-                ),
                 sentence="compile {self.compile} and dtype {self.dtype} need policy.entrypoint: they are for one "
                 "network; remove them",
             ),
@@ -175,13 +164,6 @@ _UNMADE = (
 """CEL: group g names a model that no entrypoint makes."""
 
 
-def _unmade(policy: Policy) -> list[str]:
-    """Models that no entrypoint makes."""
-    agents = policy.agents or {}
-    makers = {group for group, one in agents.items() if one.entrypoint is not None}
-    return [one.model for one in agents.values() if one.model is not None and one.model not in makers]
-
-
 class Code(Contract):
     """User code for environments and policies: exactly one of configMap and image."""
 
@@ -193,5 +175,5 @@ class Code(Contract):
     """Image whose folder /code is on PYTHONPATH instead."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Code], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (exactly_one("configMap", "image", "write one", are_strings=True),)

@@ -1,6 +1,6 @@
 """`spec.head` and `spec.workerGroups`: the pods of a job."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -56,7 +56,7 @@ class HeadTls(Contract):
     """Have the operator ask cert-manager for one, into the Secret JOB-tls."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[HeadTls], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (exactly_one("secretName", "certManager", "write one of the two"),)
 
 
@@ -89,10 +89,9 @@ class Inference(Contract):
     a cpu."""
 
 
-def _min_and_max(cel: str) -> Rule[Any]:
+def _min_and_max(cel: str) -> Rule:
     return Rule(
         cel=cel,
-        holds=lambda group: None in (least := group.min_replicas, most := group.max_replicas) or least <= most,
         sentence="minReplicas {self.minReplicas} is greater than maxReplicas {self.maxReplicas}; lower one or "
         "raise the other",
         path=("minReplicas",),
@@ -112,7 +111,7 @@ class Autoscale(Contract):
     """Adds workers while learners wait for batches, and removes workers that are idle."""
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[Autoscale], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (_min_and_max("self.minReplicas <= self.maxReplicas"),)
 
 
@@ -153,12 +152,11 @@ class WorkerGroup(Contract):
         return self.role == "inference"
 
     @classmethod
-    def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":
+    def rules(cls) -> tuple[Rule, ...]:
         return (
             _min_and_max("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
             Rule(
                 cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
-                holds=lambda group: group.autoscale is None or not group.serves,
                 sentence="autoscale adds workers that step environments, and group {self.name} has role inference; "
                 "remove autoscale and set replicas",
                 path=("autoscale",),
