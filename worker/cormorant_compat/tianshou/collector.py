@@ -78,23 +78,19 @@ class Collector(Generic[Stats]):
         seed: int = -1,
         info: Sequence[str | Mapping[str, Any]] = (),
     ) -> None:
-        """Take a policy, environments and a buffer, and start the first episodes.
+        """Take a policy, environments and a buffer, and start the first episodes. Beyond what Tianshou's takes:
 
         Args:
-            policy: a Tianshou policy (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
-                modules with "policy"; None = random actions. Modules are in evaluation mode while they collect, and
-                are put back into their own mode afterwards. They are not moved or copied.
-            env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, or a vector environment of
-                gymnasium, Tianshou or Cormorant.
-            buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. None =
-                the buffer that Tianshou's collector makes, which keeps the newest frames; where Tianshou is not
-                imported, nothing is stored.
-            exploration_noise: True = the policy's own `add_exploration_noise` (Tianshou 1: `exploration_noise`); or a
-                function of (action, observation), arrays `[n, ...]`.
-            on_episode_done_hook: see `hooks.py`.
-            on_step_hook: see `hooks.py`.
-            raise_on_nan_in_buffer: refuse to store NaN.
-            collect_stats_class: CollectStats, ours or Tianshou's; a class with updates of its own is refused.
+            policy: an Algorithm, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
+                None = random actions. Modules are in evaluation mode while they collect, and are put back into their
+                own mode afterwards. They are not moved or copied.
+            env: a list of environments or of functions that make them, an EnvPool, a vector environment of gymnasium
+                or Cormorant.
+            buffer: TorchRL's replay buffers, `LatestBatch()`, anything with `extend(TensorDict)`. None = Tianshou's
+                usual buffer, of the newest frames; where Tianshou is not imported, nothing is stored.
+            exploration_noise: a function of (action, observation), arrays `[n, ...]`.
+            on_episode_done_hook: see `hooks.py`, as for on_step_hook.
+            collect_stats_class: a class with updates of its own is refused.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
             seed: seed of random actions, of the policy's sampling, and of environments that are given ready-made; -1
@@ -186,10 +182,7 @@ class Collector(Generic[Stats]):
                 ones take one more step. Open episodes continue in the next call.
             n_episode: episodes. Each environment's share is fixed beforehand and played from fresh starts; with fewer
                 episodes than environments, the first environments play one each.
-            random: draw actions from the action space instead of asking the policy.
-            render: seconds to sleep after rendering each vector step; None or 0 = do not render.
-            no_grad: False = call the policy with gradients enabled. Stored values are detached in both cases.
-            reset_before_collect: reset environments and statistics first, not the buffer.
+            random, render, no_grad, reset_before_collect: as in Tianshou. Stored values are always detached.
             gym_reset_kwargs: for resets in this call; `seed` with `reset_before_collect` only, for that reset alone,
                 spread over the environments.
             max_frames_per_env: frames in which an environment must have played its share of the episodes.
@@ -232,13 +225,6 @@ class Collector(Generic[Stats]):
         reset_stats: bool = True,
         gym_reset_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Reset the environments, the buffer, and the statistics.
-
-        Args:
-            reset_buffer: empty the buffer, too.
-            reset_stats: set `collect_step`, `collect_episode` and `collect_time` to zero, too.
-            gym_reset_kwargs: for the environments' `reset`.
-        """
         self.reset_env(gym_reset_kwargs)
         if reset_buffer:
             self.reset_buffer()
@@ -246,7 +232,6 @@ class Collector(Generic[Stats]):
             self.reset_stat()
 
     def reset_stat(self) -> None:
-        """Set `collect_step`, `collect_episode` and `collect_time` to zero."""
         self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
 
     def reset_buffer(self, keep_statistics: bool = False) -> None:
@@ -255,13 +240,8 @@ class Collector(Generic[Stats]):
             self._store.reset(keep_statistics=keep_statistics)
 
     def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> None:
-        """Begin new episodes everywhere; hidden states are reset with them.
-
-        Args:
-            gym_reset_kwargs: for the environments' `reset`. Each environment gets its own seed, derived from `seed`.
-
-        Raises:
-            EnvError: the environments take no arguments.
+        """Begin new episodes everywhere; hidden states are reset with them. Each environment gets its own seed, derived
+        from the `seed` of `gym_reset_kwargs`.
         """
         kwargs = dict(gym_reset_kwargs or {})
         refuse_reset_kwargs(self._envs, kwargs)

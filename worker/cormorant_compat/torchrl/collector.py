@@ -182,11 +182,7 @@ class FleetCollector(ReachesWorkers):
         return None if found is None else found[0]
 
     def __len__(self) -> int:
-        """Batches in all.
-
-        Raises:
-            NoLength: a RuntimeError: there is no end, or the number is unknown.
-        """
+        """Batches in all. Raises NoLength, a RuntimeError: there is no end, or the number is unknown."""
         total = limit(self._settings.total_frames)
         if not total:
             raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
@@ -304,19 +300,9 @@ class FleetCollector(ReachesWorkers):
         model_id: str | None = None,
         weights_dict: Mapping[str, Weights] | None = None,
     ) -> WorkerReceipts:
-        """Publish weights. Each collector uses them from its next batch on; in sync mode, all of the next batch does.
-
-        Args:
-            policy_or_weights: a module, a TensorDict of weights, or a state dict; or a mapping from collector numbers
-                to each one's weights. None: the weights of the policy that the collector was made with.
-            weights: alias of `policy_or_weights`.
-            policy: alias of `policy_or_weights`.
-            worker_ids: the collectors that get the weights: one or several numbers, or devices of their policies.
-            model_id: name of the model; "policy" by default.
-            weights_dict: weights of several models, published together or not at all.
-
-        Returns:
-            Which collectors use the weights already, and which will.
+        """Publish weights; without any, those of the policy that the collector was made with. Each collector uses them
+        from its next batch on; in sync mode, all of the next batch does. `weights_dict` is published whole or not at
+        all. Returns which collectors use the weights already, and which will.
 
         Raises:
             ValueError: arguments that exclude each other, or a collector that does not exist; nothing was published.
@@ -391,10 +377,8 @@ class FleetCollector(ReachesWorkers):
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
         """Restart every collector's environments and random streams from seeds derived from this one, from the next
-        batch on. Batches that asynchronous collectors had ready are dropped, and count as collected.
-
-        Returns:
-            The next free seed after those of all environments, as TorchRL counts; with `static_seed` this one.
+        batch on. Batches that asynchronous collectors had ready are dropped, and count as collected. Returns the seed
+        that TorchRL would.
 
         Raises:
             FleetError: the seed is negative, or all frames are collected.
@@ -417,14 +401,9 @@ class FleetCollector(ReachesWorkers):
         return list(accumulate(count, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """Everything that is needed to continue after the last batch handed out. Excludes batches that were not taken:
-        their frames are collected again.
-
-        Returns:
-            `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.
-
-        Raises:
-            StateError: with `trajs_per_batch`, because a state cannot hold the frames of open episodes.
+        """What it takes to continue after the last batch handed out: `policy_state_dict` (modules only), `frames`,
+        `iter`, and `fleet`, the collectors as bytes. Frames of batches that were not taken are collected again. Raises
+        StateError with `trajs_per_batch`.
         """
         if self._pool is not None:
             raise StateError(
@@ -440,14 +419,8 @@ class FleetCollector(ReachesWorkers):
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Continue from a `state_dict()` of a collector with the same arguments.
-
-        Args:
-            state_dict: a result of `state_dict`.
-            strict: refuse a state with missing keys. False: load the keys that are present.
-
-        Raises:
-            StateError: the state does not fit.
+        """Continue from a `state_dict()` of a collector with the same arguments. Raises StateError if it does not fit,
+        or, with `strict`, lacks a key.
         """
         missing = [name for name in ("frames", "iter", "fleet") if name not in state_dict]
         if missing and (strict or "fleet" in missing):
@@ -468,14 +441,7 @@ class FleetCollector(ReachesWorkers):
             self._pool.clear()
 
     def stats(self, workers: Literal["aggregate", "per_worker", "both"] | None = None) -> dict[str, Any]:
-        """Counts, and the state of each collector.
-
-        Args:
-            workers: "aggregate": only counts; "per_worker": only the state of each collector; "both" or None: all.
-
-        Raises:
-            ValueError: another value of `workers`.
-        """
+        """Counts ("aggregate"), and the state of each collector ("per_worker")."""
         if workers not in (None, "aggregate", "per_worker", "both"):
             raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
         found = self.fleet.stats()
@@ -510,17 +476,15 @@ class FleetCollector(ReachesWorkers):
         return limit(self._settings.total_frames) or float("inf")
 
     def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros in the shape of the next batch. Only `Collector` has it, as in TorchRL."""
+        """Only `Collector` has it, as in TorchRL."""
         raise NotImplementedError(f"fake_tensordict is not implemented by {type(self).__name__}; ask a Collector")
 
     def getattr_rb(self, attr: str) -> Any:
         return getattr(self._settings.replay_buffer, attr)
 
     def start(self) -> None:
-        """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`.
-
-        Raises:
-            RuntimeError: there is no replay buffer.
+        """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`. Raises
+        RuntimeError if there is no replay buffer.
         """
         if self._settings.replay_buffer is None:
             raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
@@ -532,14 +496,8 @@ class FleetCollector(ReachesWorkers):
 
     @contextmanager
     def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
-        """Within the block, nothing is stepped and the buffer does not change. Has no effect before `start`.
-
-        Args:
-            timeout: seconds to wait for the current batch to end.
-            resume: continue after the block, even if it raised. False: stop collecting.
-
-        Raises:
-            ControlTimeout: the batch did not end in time; the collector keeps running.
+        """Within the block, nothing is stepped and the buffer does not change. Has no effect before `start`. Raises
+        ControlTimeout if the current batch does not end within `timeout` seconds; the collector keeps running.
         """
         if self._running is None or not self._running.is_running:
             yield
@@ -557,7 +515,7 @@ class FleetCollector(ReachesWorkers):
         Args:
             timeout: seconds for the thread of `start` to finish its batch, before the fleet is closed.
             close_env: ignored; environments are always closed.
-            raise_on_error: raise the error that ended the thread of `start`.
+            raise_on_error: raise the error that ended that thread.
         """
         del close_env
         error: Exception | None = None
@@ -582,7 +540,6 @@ class FleetCollector(ReachesWorkers):
         self.shutdown(timeout, close_env=close_env)
 
     def __enter__(self) -> "FleetCollector":
-        """Use as a context manager to end the collectors."""
         return self
 
     def __exit__(self, *_: object) -> None:

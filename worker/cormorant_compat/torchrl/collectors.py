@@ -98,19 +98,7 @@ class Collector(FleetCollector):
         backend_options: Mapping[str, Any] | None = None,
         **kwargs: Unpack[LocalKeywords],
     ) -> None:
-        """Build the environments, and try the policy.
-
-        Args:
-            create_env_fn: an environment, or a callable that makes one; a list makes a batch of environments.
-            policy: a TensorDictModule, a module, a callable; None: random actions.
-            frames_per_batch: frames of a batch, rounded up to whole steps.
-            create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each.
-            backend: "direct"; "process" (or "multiprocessing"): collectors in processes; "ray": actors. None: "process"
-                with num_collectors, else "direct".
-            num_collectors: how many in processes or actors; None: one for each entry of `create_env_fn`.
-            sync: True: each batch waits for all collectors; None: it does not.
-            backend_options: further arguments of `MultiSyncCollector`, `MultiAsyncCollector` or `RayCollector`.
-            **kwargs: see `CollectorSettings`.
+        """Build the environments, and try the policy. A list of environments or makers is one batch of environments.
 
         Raises:
             ValueError, TypeError: invalid arguments.
@@ -156,11 +144,7 @@ class Collector(FleetCollector):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method of this collector, or of an object it holds, once for each entry of the lists.
-
-        Raises:
-            ValueError: the lists differ in length.
-        """
+        """Call a method of this collector, or of an object it holds, once for each entry of the lists."""
         count = max(len(list_of_args or ()), len(list_of_kwargs or ()), 1)
         arguments, keywords = list_of_args or [()] * count, list_of_kwargs or [{}] * count
         if len(arguments) != len(keywords):
@@ -198,15 +182,8 @@ class _MultiCollector(FleetCollector):
     ) -> None:
         """Start the collectors and wait until each has its first observation.
 
-        Args:
-            create_env_fn: a list with one entry per collector: an environment, or a callable that makes one. A single
-                callable makes the environments of `num_workers` collectors.
-            policy: a TensorDictModule, a module, a callable; None: random actions.
-            frames_per_batch: frames of a batch: of all collectors together (sync), or of each (async); or a list of
-                each collector's, which must be equal.
-            num_workers: number of collectors; with a list, its length.
-            create_env_kwargs: keyword arguments of the callables, for all or for each.
-            **kwargs: see `CollectorSettings`.
+        `frames_per_batch` is of all collectors together (sync), or of each (async); a list adds up, and in sync mode
+        its numbers must be equal.
 
         Raises:
             ValueError, TypeError: invalid arguments; before anything starts.
@@ -250,7 +227,6 @@ class AsyncCollector(MultiAsyncCollector):
         policy: "Policy | None" = None,
         **kwargs: Unpack[OneCollectorKeywords],
     ) -> None:
-        """See `MultiAsyncCollector`; `create_env_fn` is one environment, or one callable that makes it."""
         super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
 
 
@@ -270,14 +246,6 @@ def sync_sync_collector(
 ) -> FleetCollector:
     """Synchronous collectors: one batch from all of them, and nothing is stepped until the next is asked for.
 
-    Args:
-        env_fns: a callable that makes one environment, or a list of them, which may differ.
-        env_kwargs: keyword arguments of the callables: for all, or for each.
-        num_env_per_collector: environments of each collector.
-        num_collectors: processes.
-        policy: a TensorDictModule, a module, a callable; None: random actions.
-        **kwargs: see `CollectorSettings`.
-
     Raises:
         ValueError, TypeError: invalid arguments; before anything starts.
         WorkerFailed: a collector cannot start.
@@ -294,9 +262,7 @@ def sync_async_collector(
     **kwargs: Unpack[MakerKeywords],
 ) -> FleetCollector:
     """Asynchronous collectors: they keep collecting while the learner learns, and the first complete batch is yielded
-    first.
-
-    Arguments and errors are those of `sync_sync_collector`.
+    first. Raises as `sync_sync_collector`.
     """
     return _make("async", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
 
@@ -321,34 +287,27 @@ class OnPolicyCollectorConfig:
     """Configuration of `make_collector_onpolicy`; any object with these attributes works."""
 
     collector_device: "Devices | None" = field(default_factory=lambda: ["cpu"])
-    """Torch device of policy and batches, or one for each collector."""
     pin_memory: bool = False
     frames_per_batch: int = 1000
     """Frames per batch, over all environments."""
     total_frames: int = 50_000_000
-    """Total number of frames. An environment that repeats actions counts each action once."""
+    """An environment that repeats actions counts each action once."""
     num_workers: int = 32
-    """Total number of environments."""
+    """Environments, of ceil(num_workers / env_per_collector) collectors."""
     env_per_collector: int = 8
-    """Environments per collector: there are ceil(num_workers / env_per_collector) collectors."""
     seed: int = 42
-    """Base seed, from which environments and random streams derive theirs."""
     exploration_type: str = "random"
-    """random | mode | mean | deterministic."""
     async_collection: bool = False
-    """Keep collecting while the learner learns; off-policy only."""
+    """Off-policy only."""
     max_frames_per_traj: int = -1
-    """Frames after which a trajectory is cut; -1: never."""
     gamma: float = 0.99
 
 
 @dataclass
 class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
     multi_step: bool = False
-    """Sum rewards over `n_steps_return` steps."""
     n_steps_return: int = 3
     init_random_frames: int = 50_000
-    """The first frames have random actions."""
 
 
 def make_collector_onpolicy(
@@ -357,13 +316,8 @@ def make_collector_onpolicy(
     cfg: Any,
     make_env_kwargs: "Keywords | None" = None,
 ) -> FleetCollector:
-    """A synchronous collector whose batches are split into trajectories.
-
-    Args:
-        make_env: makes the environment of one collector.
-        actor_model_explore: the policy.
-        cfg: an OnPolicyCollectorConfig, or anything with its attributes. It is not changed.
-        make_env_kwargs: keyword arguments of `make_env`: for all, or for each collector.
+    """A synchronous collector whose batches are split into trajectories. `cfg` is an OnPolicyCollectorConfig or
+    anything with its attributes, and is not changed.
 
     Raises:
         ValueError: invalid numbers, for example fewer num_workers than env_per_collector.
@@ -378,7 +332,7 @@ def make_collector_offpolicy(
     make_env_kwargs: "Keywords | None" = None,
 ) -> FleetCollector:
     """A collector for off-policy learners: asynchronous if `cfg.async_collection`, with multi-step rewards if
-    `cfg.multi_step`. Arguments and errors are those of `make_collector_onpolicy`.
+    `cfg.multi_step`. Raises as `make_collector_onpolicy`.
     """
     return _make_from(cfg, make_env, actor_model_explore, make_env_kwargs, is_off_policy=True)
 

@@ -68,19 +68,8 @@ class ReachesWorkers:
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method in each collector's process, between batches: `"env.set_level"`, `"reset"`, `"policy.eval"`.
-
-        Args:
-            method_name: path that begins with `env`, `policy` or `reset`; indices in brackets.
-            list_of_args: positional arguments, one entry for each collector.
-            list_of_kwargs: keyword arguments, likewise.
-
-        Returns:
-            Results in the collectors' order.
-
-        Raises:
-            ValueError: another number of entries.
-            Exception: what a call raised.
+        """Call a method in each collector's process, between batches: `"env.set_level"`, `"reset"`, `"policy.eval"`,
+        with one entry of arguments for each collector. Returns the results in their order; raises what a call raised.
         """
         given = list_of_args or [()] * self.num_workers, list_of_kwargs or [{}] * self.num_workers
         for entries in given:

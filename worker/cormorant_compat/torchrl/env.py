@@ -15,13 +15,8 @@ from cormorant_worker.spaces import put_nested
 class MultiThreadedEnvWrapper(OfPool, EnvBase):
     """A pool that `envpool.make` built, of any `env_type`, as a TorchRL environment of batch size [num_envs].
 
-    Args:
-        env: the pool. Do not step it elsewhere any more.
-        categorical_action_encoding: discrete actions are numbers (`Categorical`); False: one-hot vectors (`OneHot`).
-        disable_env_checker: means nothing: EnvPool has no checker.
-        frame_skip: steps for which an action is repeated; rewards are summed, the observation is the last one.
-        device: of the tensors; None: they lie on the CPU.
-        allow_done_after_reset: means nothing: an environment is never done after a reset.
+    Do not step the pool elsewhere any more. `disable_env_checker` and `allow_done_after_reset` mean nothing: EnvPool
+    has no checker, and is never done after a reset.
 
     Raises:
         EnvBuildError: it is not a pool, or steps only part of its environments at a time.
@@ -78,12 +73,8 @@ class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):
         env.rollout(5)
         env.close()
 
-    Args:
-        num_workers: environments; the batch size is [num_workers].
-        env_name: EnvPool's name of the task; "ALE/" before it is dropped.
-        create_env_kwargs: EnvPool's own arguments; with `seed`, `num_threads` and `max_episode_steps`.
-        categorical_action_encoding, disable_env_checker, frame_skip, device, allow_done_after_reset: as for the
-            wrapper.
+    "ALE/" before EnvPool's name of the task is dropped. `create_env_kwargs` are EnvPool's own arguments, with `seed`,
+    `num_threads` and `max_episode_steps`; the options are those of the wrapper.
 
     Raises:
         UnknownEnv: EnvPool has no such task; with near matches.

@@ -55,12 +55,8 @@ class MultiThreadedEnvWrapper(OfPool):
         return self.step(given.set("action", self.pool.draw()))
 
     def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
-        """Reset, then play: TensorDict [N, T] with T <= `max_steps`.
-
-        Args:
-            max_steps: T, unless an episode ends earlier.
-            policy: writes "action" into the TensorDict it gets; None: random actions.
-            break_when_any_done: stop when an episode ends; False: reset that environment and continue.
+        """Reset, then play: TensorDict [N, T] with T <= `max_steps`. `policy` writes "action" into the TensorDict it
+        gets; None: random actions.
         """
         rows = []
         current = self.reset()

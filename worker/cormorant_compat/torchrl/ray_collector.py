@@ -38,31 +38,16 @@ class RayCollector(FleetCollector):
     With `sync` a batch holds every collector's share, `[W, B, T]`. Otherwise a batch is one collector's, `[B, T]`, in
     order of completion, and collectors continue while the learner uses it.
 
-    Args:
-        create_env_fn: callable that makes one environment, or a list with one per collector; or the environments.
-        policy: a TensorDictModule, a module, a callable; None: random actions.
-        frames_per_batch: frames of a batch: of all collectors together (`sync`), or of each.
-        create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each collector.
-        collector_class: one of TorchRL's classes; all have the same effect here.
-        collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
-        num_workers_per_collector: environments of each collector.
-        sync: wait for all collectors.
-        ray_init_config: arguments of `ray.init`. An existing connection is kept; otherwise `address`, then the variable
-            RAY_ADDRESS name the cluster; without them one is started on this machine, and stopped with the collector.
-        remote_configs: arguments of `ray.remote` for each actor, or for all.
-        num_collectors: actors; with a list of factories, its length.
-        update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
-            that the batch came from.
-        max_weight_update_interval: batches after which a collector gets the policy's weights if none were
-            published meanwhile; 0: after each batch; -1: never.
-        replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
-            collectors themselves, others where this object is.
-        buffer_in_workers: whether collectors extend the buffer (not in TorchRL); None: as above.
+    Of TorchRL's arguments, these differ:
+
+        collector_class: all of TorchRL's classes have the same effect.
+        ray_init_config: an existing connection is kept; otherwise `address`, then the variable RAY_ADDRESS name the
+            cluster; without them one is started on this machine, and stopped with the collector.
+        replay_buffer: TorchRL's RayReplayBuffer is extended by the collectors themselves, others where this object is;
+            buffer_in_workers, an argument of ours, says otherwise.
         weight_updater: an object whose `push_weights(policy_or_weights=, worker_ids=)` replaces publishing, or a
             factory of one. Its `register_collector(collector)` is called if it has one.
         weight_sync_schemes: only a RayWeightSyncScheme for the policy is accepted, which is how weights travel anyway.
-        weight_recv_schemes: see `register_scheme_receiver`.
-        **kwargs: see `CollectorSettings`.
 
     Raises:
         ValueError, TypeError: invalid arguments; before anything starts.
@@ -162,11 +147,7 @@ class RayCollector(FleetCollector):
 
     @property
     def worker_idx(self) -> int | None:
-        """Index of this worker in a larger setup, if one was assigned.
-
-        Raises:
-            RuntimeError: none was set.
-        """
+        """Index of this worker in a larger setup. Raises NotSet, a RuntimeError, if none was assigned."""
         if self._worker_idx is None:
             raise NotSet("worker_idx has not been set: this collector is not part of another one")
         return self._worker_idx
@@ -184,14 +165,8 @@ class RayCollector(FleetCollector):
         remote_configs: "Keywords | None" = None,
     ) -> None:
         """Add collectors, and wait for their first observations. They begin with the newest weights,
-        under trajectory ids of their own; in sync mode batches grow by their share.
-
-        Args:
-            create_env_fn: a factory for each new collector.
-            num_envs: environments of each; must equal that of the others.
-            policy: policy of the new collectors; None: that of this one.
-            collector_kwargs: as for the collector; devices, limits and exploration alone.
-            remote_configs: as for the collector.
+        under trajectory ids of their own; in sync mode batches grow by their share. `num_envs` must equal that of the
+        others, and `collector_kwargs` has devices, limits and exploration alone.
 
         Raises:
             ValueError, TypeError: invalid arguments; nothing was added.
@@ -278,16 +253,10 @@ class RayCollector(FleetCollector):
     def register_scheme_receiver(
         self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
     ) -> None:
-        """Register objects that receive weights from a parent, by model name.
-
-        Args:
-            weight_recv_schemes: by model name, an object whose `receive()` returns weights of that model. Its
-                `init_on_receiver(model_id=, context=)` is called if it has one: TorchRL's schemes read `policy` and
-                `worker_idx` of this object.
-            synchronize_weights: call `connect()` of those that have it, and publish the weights that arrive.
-
-        Raises:
-            TypeError: an object has no `receive()`.
+        """Register objects that receive weights from a parent, by model name: their `receive()` returns weights of that
+        model. Their `init_on_receiver(model_id=, context=)` is called if they have one: TorchRL's schemes read `policy`
+        and `worker_idx` of this object. With `synchronize_weights`, `connect()` of those that have it is called, and
+        the weights that arrive are published.
         """
         for model_id, scheme in weight_recv_schemes.items():
             if not callable(getattr(scheme, "receive", None)):
@@ -318,10 +287,7 @@ class RayCollector(FleetCollector):
         policy: Weights | None = None,
     ) -> None:
         """Take weights and publish them to the collectors: those given, those that registered schemes receive, or those
-        of the policy that the collector was made with.
-
-        Raises:
-            ValueError: weights were given, and schemes are registered.
+        of the policy that the collector was made with. Raises ValueError if weights are given and schemes registered.
         """
         is_given = any(one is not None for one in (policy_or_weights, weights, policy))
         if is_given and self._receiver_schemes:
@@ -344,11 +310,7 @@ class RayCollector(FleetCollector):
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of something that belongs to this collector, or read an attribute: `"fleet.stats"`,
-        `"_receiver_schemes['policy'].receive"`.
-
-        Raises:
-            AttributeError: the path names nothing.
-            ValueError: arguments were given, and the path names an attribute that is not callable.
+        `"_receiver_schemes['policy'].receive"`. Raises AttributeError where the path names nothing.
         """
         return execute(self, attr_path, *args, **kwargs)
 
@@ -357,32 +319,17 @@ class RayCollector(FleetCollector):
     def set_seed(  # type: ignore[override]  # a list, as TorchRL's own RayCollector gives it
         self, seed: int, static_seed: bool = False
     ) -> list[int]:
-        """Reseed as in the other collectors.
-
-        Returns:
-            For each collector the next free seed, as TorchRL counts seeds; with `static_seed` this one.
-
-        Raises:
-            FleetError: the seed is negative, or all frames are collected.
-        """
+        """Reseed as in the other collectors. Returns a seed for each collector, as TorchRL does."""
         return self._seed_each(seed, static_seed)
 
     def state_dict(self) -> list[OrderedDict[str, Any]]:  # type: ignore[override]  # likewise
-        """The state as in the other collectors, in a list with one equal entry per collector.
-
-        Raises:
-            StateError: with `trajs_per_batch`.
-        """
+        """The state as in the other collectors, in a list with one equal entry per collector."""
         return [super().state_dict()] * self.num_collectors
 
     def load_state_dict(self, state_dict: Mapping[str, Any] | Sequence[Mapping[str, Any]], strict: bool = True) -> None:
-        """Continue from a result of `state_dict()`.
-
-        Raises:
-            StateError: it does not fit, for example because it lacks an entry for a collector.
-        """
+        """Continue from a result of `state_dict()`; its first entry stands for all, as in TorchRL."""
         entries = [state_dict] if isinstance(state_dict, Mapping) else list(state_dict)
-        if len(entries) not in (1, self.num_collectors):  # one stands for all, as in TorchRL
+        if len(entries) not in (1, self.num_collectors):
             raise StateError(
                 f"the state has {len(entries)} entries for {self.num_collectors} collectors; give what state_dict() "
                 "gave"
@@ -407,14 +354,8 @@ class RayCollector(FleetCollector):
         close_env: bool = True,
         raise_on_error: bool = True,
     ) -> None:
-        """Stop the thread, the collectors and their environments, in order. May be called twice.
-
-        Args:
-            timeout: seconds for the thread of `start` to finish its batch, before the fleet is closed.
-            close_env: ignored; environments are always closed.
-            raise_on_error: raise the error that ended the thread of `start`.
-            shutdown_ray: also disconnect from Ray, which ends everything that this process runs there. A cluster that
-                the collector started is always stopped.
+        """Shut down as the other collectors do. `shutdown_ray`: also disconnect from Ray, which ends everything that
+        this process runs there. A cluster that the collector started is always stopped.
         """
         try:
             super().shutdown(timeout, close_env=close_env, raise_on_error=raise_on_error)
