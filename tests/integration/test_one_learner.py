@@ -342,7 +342,12 @@ def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> No
             assert fleet.publish(weights, wait=30).version == version
 
 
-def test_what_is_no_number__fleet_is_refused() -> None:
+def test_arguments_that_cannot_be_are_refused() -> None:
+    options = cormorant.FleetOptions(workers=3)
+    with pytest.raises(ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
+        cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
+    with pytest.raises(ManifestError, match="workers=2 cannot be combined with options, which has 3"):
+        cormorant.open_fleet(CARTPOLE, workers=2, options=options)
     for workers in (0, -1, "2"):
         with pytest.raises(LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
             cormorant.open_fleet(CARTPOLE, workers=workers)  # type: ignore[arg-type]  # as a script may
@@ -354,11 +359,3 @@ def test_each_batch_goes_to_one_of_several_learners(tmp_path: Path) -> None:
         with ThreadPoolExecutor(2) as pool:
             parts = [*pool.map(partial(read_in_thread, shards), range(2))]
     assert len(parts[0]) + len(parts[1]) == 7
-
-
-def test_arguments_that_say_the_same_are_refused() -> None:
-    options = cormorant.FleetOptions(workers=3)
-    with pytest.raises(ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
-        cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
-    with pytest.raises(ManifestError, match="workers=2 cannot be combined with options, which has 3"):
-        cormorant.open_fleet(CARTPOLE, workers=2, options=options)

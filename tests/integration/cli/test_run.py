@@ -189,31 +189,11 @@ def test_ctrl_c_ends_a_serving_run_whose_streams_are_open(start: Started, write:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 3.0), (signal.SIGINT, 8.0)])
-def test_a_signal_ends_a_serving_run_in_any_phase(
-    number: signal.Signals, after_s: float, start: Started, write: Written
-) -> None:
-    write(output={"queue": {"capacityBatches": 2}}, policy={"entrypoint": "cormorant.policies:mlp"}, replicas=2)
-    command = start("run", "job.yaml", "--serve", "--port", "0", "--directory", "head")
-    assert command.process.stdout is not None
-    command.process.stdout.readline()
-    time.sleep(after_s)  # imports, the start of workers, a full queue: whichever it is here
-
-    began = time.monotonic()
-    command.interrupt(number)
-    code, _, err = command.end()
-
-    assert time.monotonic() - began < CLOSE_S
-    assert code == 130, err
-    assert "Traceback" not in err
-    assert command.orphans() == []
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_in_the_first_second_ends_a_run(number: signal.Signals, start: Started, write: Written) -> None:
-    write(output={"queue": {"capacityBatches": 2}})
-    for after_s in (0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0):
+def test_a_signal_ends_a_serving_run_in_any_phase(number: signal.Signals, start: Started, write: Written) -> None:
+    write(output={"queue": {"capacityBatches": 2}}, policy={"entrypoint": "cormorant.policies:mlp"}, replicas=2)
+    # Python's start, imports, the start of workers, a full queue: whichever it is here.
+    for after_s in (0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0, 3.0, 8.0):
         command = start("run", "job.yaml", "--serve", "--port", "0", "--directory", "head")
         time.sleep(after_s)
 
@@ -224,7 +204,7 @@ def test_a_signal_in_the_first_second_ends_a_run(number: signal.Signals, start: 
         assert time.monotonic() - began < CLOSE_S
         # Until a line of ours has run, Python ends as it always does: by the signal, or with its own traceback.
         assert "/cormorant_" not in err
-        assert code in (130, -number) or "Traceback" in err, err
+        assert code == 130 or (after_s <= 1 and (code == -number or "Traceback" in err)), err
         assert command.orphans() == []
 
 
@@ -274,14 +254,6 @@ def test_a_port_in_use_is_found_before_workers_start(
     said = capsys.readouterr()
     assert said.err.startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use")
     assert "(batches and weights use the one after it)" in said.err
-    assert said.out == ""
-
-
-def test_an_unknown_task_is_refused_with_near_matches(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(env={"envpool": {"taskId": "CartPole-v9", "numEnvs": 4}})
-    assert entry.run(["run", str(path)]) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith('EnvPool has no task "CartPole-v9"; did you mean CartPole-v1')
     assert said.out == ""
 
 

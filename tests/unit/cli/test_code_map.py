@@ -37,6 +37,9 @@ def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
     assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
     assert manifest["immutable"] is True
     assert "ownerReferences" not in manifest["metadata"]
+    (owner,) = read_code(folder).manifest("pong", namespace="rl", owner=JOB)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
+    assert len(read_code(folder).name("p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
 
 
 def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tmp_path: Path) -> None:
@@ -61,15 +64,6 @@ def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp
     assert read_code(copy).manifest("pong", namespace="rl") == first.manifest("pong", namespace="rl")
     (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
     assert read_code(copy).name("pong") != first.name("pong")
-
-
-def test_longest_job_has_a_name_that_fits_a_label(folder: Path) -> None:
-    assert len(read_code(folder).name("p" * 40)) <= 63
-
-
-def test_the_job_owns_it(folder: Path) -> None:
-    (owner,) = read_code(folder).manifest("pong", namespace="rl", owner=JOB)["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
 
 
 def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> None:

@@ -1,19 +1,15 @@
-"""What `cormorant run` refuses before it imports the worker, how it finds the job, and how it waits for the end."""
+"""What `cormorant run` refuses before it imports the worker, and how it finds the job."""
 
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cormorant_cli import __main__ as entry
-from cormorant_cli.commands.run import Interrupts, Site, _Session, read_job, translated_errors
+from cormorant_cli.commands.run import translated_errors
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
-from cormorant_cli.progress import JsonDisplay
-from cormorant_testing.stats import make_stats
-from cormorant_worker.errors import ControlTimeout, WorkerFailed
-from cormorant_worker.fleet.stats import FleetStats
+from cormorant_worker.errors import WorkerFailed
 
 JOB = """
 apiVersion: cormorant.dev/v1alpha1
@@ -60,10 +56,7 @@ def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
     assert json.loads(said.err) == {"error": message, "exit_code": 2}
-
-
-def test_debug_shows_where_a_refusal_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.run(["run", str(tmp_path / "absent.yaml"), "--debug"]) == 2
+    assert entry.run(["run", str(missing), "--debug"]) == 2
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
@@ -80,74 +73,3 @@ def test_a_manifest_that_a_worker_refuses_is_invalid(kind: str, error: type[CliE
     with pytest.raises(error, match="cpu-0: no") as caught, translated_errors():
         raise WorkerFailed("cpu-0: no", kind=kind)
     assert caught.value.exit_code == (2 if error is BadInput else 1)
-
-
-class FakeFleet:
-    """Each wait is answered in turn: by what it returns, or by an error."""
-
-    def __init__(self, *answers: object) -> None:
-        self.asked: list[str] = []
-        self._answers = list(answers)
-
-    def skip(self, *, timeout_s: float) -> Any:
-        return self._answer(f"skip {timeout_s}")
-
-    def wait_until_done(self, timeout_s: float) -> Any:
-        return self._answer(f"wait {timeout_s}")
-
-    def stats(self) -> FleetStats:
-        return make_stats(frames=64 * len(self.asked), stepped_frames=64 * len(self.asked))
-
-    def _answer(self, asked: str) -> object:
-        self.asked.append(asked)
-        answer = self._answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-@pytest.fixture
-def session(tmp_path: Path) -> Any:
-    def make(output: str) -> _Session:
-        path = tmp_path / "job.yaml"
-        path.write_text(f"{JOB}  output: {output}\n".replace("NAME", "one"))
-        display = JsonDisplay()
-        return _Session(read_job(str(path), ""), display, Interrupts(display), Site(fleet="local", ray_address=""))
-
-    return make
-
-
-LATE = ControlTimeout("no batch came within 0.2 s")
-QUEUE, DATASET = "{queue: {}}", "{dataset: {uri: data}}"
-
-
-def test_a_moment_without_a_batch_is_waited_for_and_shown(session: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = FakeFleet(LATE, LATE, 64, LATE, 0)
-    assert session(QUEUE)._collect(fleet, None) == "done"
-    assert fleet.asked == ["skip 0.2"] * 5
-    (shown,) = map(json.loads, capsys.readouterr().out.splitlines())  # one a second
-    assert (shown["event"], shown["frames"]) == ("progress", 64)
-
-
-def test_without_a_queue_the_end_of_the_fleet_is_waited_for(session: Any) -> None:
-    fleet = FakeFleet(False, False, True)
-    assert session(DATASET)._collect(fleet, None) == "done"
-    assert fleet.asked == ["wait 0.2"] * 3
-
-
-def test_a_control_call_that_is_not_answered_ends_a_run_without_a_queue(session: Any) -> None:
-    with pytest.raises(ControlTimeout):
-        session(DATASET)._collect(FakeFleet(False, LATE), None)
-
-
-@pytest.mark.parametrize(("output", "answer"), [(QUEUE, 64), (QUEUE, LATE), (DATASET, False)])
-def test_an_interrupt_ends_the_wait_after_the_next_answer(session: Any, output: str, answer: object) -> None:
-    class Interrupting(FakeFleet):
-        def _answer(self, asked: str) -> object:
-            running._interrupts.requested = len(self.asked) == 1
-            return super()._answer(asked)
-
-    running = session(output)
-    fleet = Interrupting(answer, answer)
-    assert running._collect(fleet, None) == "interrupted"
-    assert len(fleet.asked) == 2

@@ -74,10 +74,7 @@ def test_rate_looks_at_the_last_seconds_only() -> None:
 
 def test_fewer_workers_than_in_the_manifest_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     PlainDisplay().begin(replace(PLAN, replicas=40))
-    assert capsys.readouterr().out.splitlines()[0] == (
-        "pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; 2 of the manifest's 40 workers, one per core "
-        "(--workers 40 starts all) into data/pong"
-    )
+    assert "; 2 of the manifest's 40 workers, one per core (--workers 40 starts all) into" in capsys.readouterr().out
 
 
 def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +119,9 @@ def test_warning_is_repeated_only_when_it_is_worse(capsys: pytest.CaptureFixture
     for restarts in (10, 40, 70, 120, 180):
         display.progress(snapshot(env_failures=f"environments keep failing: {restarts} restarts\nTraceback"))
     display.progress(snapshot(env_failures="environments keep failing: 10 restarts; another cause"))
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert said == [
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("50,000 of 200,000 frames"), "below its warning"
+    assert [line for line in lines if line.startswith("warning: ")] == [
         "warning: environments keep failing: 10 restarts",
         "warning: environments keep failing: 120 restarts",
         "warning: environments keep failing: 10 restarts; another cause",
@@ -208,11 +206,6 @@ def test_log_is_sentences_each_once_and_raw_where_asked(
     assert capsys.readouterr().err == line
     PlainDisplay(is_verbose=True).log(event)
     assert str(event["event"]) in capsys.readouterr().err
-
-
-def test_environments_that_keep_failing_stand_before_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainDisplay().progress(snapshot(env_failures="environments keep failing; the first: env 3 raised\nTraceback"))
-    assert capsys.readouterr().out.startswith("warning: environments keep failing; the first: env 3 raised\n50,000 of")
 
 
 @pytest.mark.parametrize(

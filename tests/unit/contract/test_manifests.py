@@ -109,12 +109,6 @@ def test_null_inside_kwargs_is_the_users_own() -> None:
     assert job.to_document()["spec"]["env"]["envpool"]["kwargs"] == {"noop_max": None, "deep": {"x": [None, 1.5]}}
 
 
-def test_group_sizes() -> None:
-    spec = parse_job(VALID["second-is-elastic"]).spec
-    assert spec.elastic.name == "b"
-    assert [spec.size_of(group) for group in spec.worker_groups] == [0, 1]
-
-
 def test_status_of_a_running_job_is_read() -> None:
     condition = {
         "type": "Ready",

@@ -88,22 +88,15 @@ def test_default_of_the_schema_is_the_default_of_the_models() -> None:
     filled = with_defaults({"spec": dict(document["spec"])}, structural_schema())
     assert filled["spec"] == parse_job(document).to_document()["spec"]
 
-
-def test_status_has_no_defaults() -> None:
     assert [path for path, node in NODES.items() if path.startswith(".status") and "default" in node] == []
 
 
-def test_scale_paths_exist() -> None:
+def test_paths_of_the_scale_and_the_columns_exist() -> None:
     (version,) = crd()["spec"]["versions"]
-    assert all(path in NODES for path in version["subresources"]["scale"].values())
+    columns = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    paths = {*columns, *version["subresources"]["scale"].values()} - {".metadata.creationTimestamp"}
+    assert paths <= NODES.keys()
     assert NODES[".spec.replicas"]["default"] == 1
-
-
-def test_printer_columns_exist() -> None:
-    (version,) = crd()["spec"]["versions"]
-    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
-    plain = [path for path in paths if "[" not in path and not path.startswith(".metadata")]
-    assert all(path in NODES for path in plain)
 
 
 def test_the_crd_is_small() -> None:

@@ -13,7 +13,6 @@ from hypothesis.extra import numpy as hnp
 
 from cormorant_client import PulledWeights
 from cormorant_contract.tensor_file import (
-    MAX_HEADER_BYTES,
     NUMPY_NAMES,
     MalformedTensorFile,
     looks_like_pickle,
@@ -64,15 +63,6 @@ def test_we_read_what_the_library_writes(tensors: dict[str, Any]) -> None:
         entry = file.tensors[name]
         assert (DTYPES[entry.dtype], entry.shape) == (array.dtype, array.shape)
         assert data[file.data_start + entry.begin : file.data_start + entry.end] == array.tobytes()
-
-
-@given(data=st.binary(max_size=200))
-def test_no_bytes_raise_anything_else(data: bytes) -> None:
-    try:
-        parse_header(data)
-    except MalformedTensorFile:
-        return
-    safetensors.deserialize(data)  # what we accept, the reference accepts
 
 
 def file_of(header: object, *, payload: int = 8, length: int | None = None) -> bytes:
@@ -174,12 +164,6 @@ def test_only_the_header_is_needed() -> None:
     assert parse_header(header, file_size=file.size_bytes).tensors == file.tensors
     with pytest.raises(MalformedTensorFile, match="two integers from 0 to 0, the bytes after the header"):
         parse_header(header)
-
-
-def test_long_headers_are_refused_before_they_are_read() -> None:
-    data = (MAX_HEADER_BYTES + 1).to_bytes(8, "little")
-    with pytest.raises(MalformedTensorFile, match="at most"):
-        parse_header(data, file_size=10**12)
 
 
 def test_pickles_are_known_by_their_first_bytes() -> None:
