@@ -38,14 +38,7 @@ def test_job_is_meant_where_only_the_environment_names_a_head(monkeypatch: pytes
 
 @pytest.mark.parametrize(
     "command",
-    [
-        ["pause"],
-        ["resume"],
-        ["status"],
-        ["weights", "list"],
-        ["weights", "pull", "f"],
-        ["state", "save", "f"],
-    ],
+    [["pause"], ["resume"], ["status"], ["weights", "list"], ["weights", "pull", "f"], ["state", "save", "f"]],
 )
 def test_every_command_takes_a_job_or_a_url(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -69,21 +62,19 @@ class NoPods:
 
 
 @pytest.mark.parametrize(
-    ("phase", "reason"),
-    [("Running", "its last status says Running"), ("", "no operator has reconciled the job yet")],
+    ("status", "sentence"),
+    [
+        ({"phase": "Running"}, "has no head: its last status says Running; see `cormorant doctor score`"),
+        ({}, "has no head: no operator has reconciled the job yet; see `cormorant doctor score`"),
+        (
+            {"conditions": [{"type": "Completed", "status": "True"}]},
+            "no longer has a head: the job is Completed; its results are in file:///data/score",
+        ),
+    ],
 )
-def test_job_without_a_head_is_not_said_to_run(phase: str, reason: str) -> None:
-    job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": {}, "status": {"phase": phase}}
+def test_job_without_a_head_is_not_said_to_run(status: Raw, sentence: str) -> None:
+    spec = {"output": {"dataset": {"uri": "file:///data/score"}}}
+    job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": spec, "status": status}
     with pytest.raises(NoHead) as error:
         head_pod(cast(Cluster, NoPods()), job)
-    assert str(error.value) == f"rl/score has no head: {reason}; see `cormorant doctor score`"
-
-
-def test_completed_job_names_where_its_results_are() -> None:
-    job = {
-        "metadata": {"name": "score", "namespace": "rl", "uid": "1"},
-        "spec": {"output": {"dataset": {"uri": "file:///data/score"}}},
-        "status": {"conditions": [{"type": "Completed", "status": "True"}]},
-    }
-    with pytest.raises(NoHead, match=r"the job is Completed; its results are in file:///data/score$"):
-        head_pod(cast(Cluster, NoPods()), job)
+    assert str(error.value) == f"rl/score {sentence}"

@@ -1,15 +1,14 @@
 """`cormorant status`: lines for a person, and a watch that outlives a head."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from cormorant_cli.commands import status as command
 from cormorant_cli.commands.status import follow, lines_of
 from cormorant_cli.connection import Connection
-from cormorant_cli.errors import HeadAway, NoHead
+from cormorant_cli.errors import HeadAway
 from cormorant_contract.rest.status import (
     Condition,
     EpisodeReport,
@@ -21,7 +20,7 @@ from cormorant_contract.rest.status import (
     Worker,
     Workers,
 )
-from cormorant_testing.scripted_head import job_status
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, job_status
 
 WORKER = Worker(
     id="cpu-0", group="cpu", ready=True, phase="stepping", attempt=1, version=6, lag=1, frames=900, per_second=80.0,
@@ -79,51 +78,41 @@ def test_status_says_what_servers_do_and_how_policies_are_called() -> None:
     ]
 
 
-class SaidHeads:
-    """Heads that answer once each and fall silent; None: there is no head at the moment."""
-
-    def __init__(self, *answers: Status | None) -> None:
-        self._answers = list(answers)
-
-    @contextmanager
-    def client(self, _role: str) -> Iterator[Any]:
-        answer = self._answers.pop(0)
-        if answer is None:
-            raise NoHead("there is no head")
-        yield SaidHead(answer)
-
-
-class SaidHead:
-    def __init__(self, answer: Status) -> None:
-        self._answers = [answer]
-
-    def status(self) -> Status:
-        if not self._answers:
-            raise HeadAway("the head does not answer")
-        return self._answers.pop()
-
-    def workers(self) -> Workers:
-        return Workers(workers=(WORKER,))
-
-
 @pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Iterator[tuple[str, str]]]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Status | None], Iterator[tuple[str, str]]]]:
+    """What the head answers, which a test changes (None: nothing), and what a watch shows of it."""
     monkeypatch.setattr(command, "_RETRY_S", 0.0)
-    return lambda *answers: follow(cast(Connection, SaidHeads(*answers)), 0.0, has_workers=True)
+    now: list[Status | None] = []
+
+    def answer(heard: Heard) -> Say:
+        if now[-1] is None:
+            return Say(breaks=True)
+        found = Workers(workers=(WORKER,)) if heard.path.endswith("/workers") else now[-1]
+        return Say(200, found.model_dump_json().encode())
+
+    with ScriptedHead(answer) as head:
+        connection = Connection(url=head.url, token="t", token_file="", reconnect_s=0.0)
+        yield now, follow(connection, 0.0, has_workers=True)
 
 
-def test_watch_goes_on_with_the_next_head(watch: Callable[..., Iterator[tuple[str, str]]]) -> None:
-    seen = watch(status(), None, status(phase="Paused"))
+def test_watch_goes_on_with_the_next_head(watch: Any) -> None:
+    now, seen = watch
+    now.append(status())
     first, error = next(seen)
     assert (first.splitlines()[0], error) == ("pong: Running", "")
     assert "  restarts  2" in first.splitlines()
     assert first.splitlines()[-1] == "  cpu-0     stepping, 900 frames, 80/s, version 6, 1 behind, attempt 1"
-    assert next(seen) == (first, "the head does not answer")
-    assert next(seen) == (first, "there is no head")
+    now.append(None)
+    for shown, error in (next(seen), next(seen)):
+        assert shown == first
+        assert "no head answers at" in error
+    now.append(status(phase="Paused"))
     last, error = next(seen)
     assert (last.splitlines()[0], error) == ("pong: Paused", "")
 
 
-def test_watch_without_a_first_answer_is_an_error(watch: Callable[..., Iterator[tuple[str, str]]]) -> None:
-    with pytest.raises(NoHead, match="there is no head"):
-        next(watch(None))
+def test_watch_without_a_first_answer_is_an_error(watch: Any) -> None:
+    now, seen = watch
+    now.append(None)
+    with pytest.raises(HeadAway, match="no head answers at"):
+        next(seen)
