@@ -138,17 +138,6 @@ def test_the_same_script_reads_the_same_batches(place: Any, alone: list[Any], tm
         assert torch.equal(action, other_action)
 
 
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize("place", PLACES)
-def test_what_an_iterator_did_not_hand_out_is_there_for_the_next(place: Any, tmp_path: Path) -> None:
-    """`islice` and `next_batch` take what their caller sees; a loop that is left leaves the rest."""
-    with place(tmp_path) as fleet:
-        with fleet.batches(copy=True) as batches:
-            seen = [batch["observation"] for batch in islice(batches, 2)]
-        seen += [batch["observation"] for batch in iter(lambda: fleet.next_batch(timeout=60, copy=True), None)]
-    assert len(seen) == 7
-
-
 def test_a_fleet_goes_on_from_a_file(tmp_path: Path) -> None:
     job = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20, "totalFrames": 140}, queue={})
     with cormorant.open_fleet(job, workers=1) as fleet:

@@ -227,23 +227,6 @@ def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path:
     assert command.orphans() == []
 
 
-@pytest.mark.slow
-def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Written, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "def make(observation_space, action_space):\n    raise RuntimeError('no such net')\n"
-    )
-    write(policy={"entrypoint": "mine:make"})
-
-    code, out, err = start("run", "job.yaml", "--json").end()
-
-    failed = json.loads(out.splitlines()[-1])
-    assert code == 1
-    assert (failed["event"], failed["exit_code"]) == ("failed", 1)
-    assert "the policy factory mine:make raised RuntimeError: no such net" in failed["message"]
-    assert json.loads(err.splitlines()[-1])["error"] == failed["message"]
-    assert "Traceback" not in failed["message"]  # the log has it
-
-
 @pytest.mark.parametrize("before", [0, 1])
 def test_a_port_in_use_is_found_before_workers_start(
     write: Written, capsys: pytest.CaptureFixture[str], before: int

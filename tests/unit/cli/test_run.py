@@ -31,7 +31,6 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "sentence"),
     [
-        ("spec: [", [], "is not valid YAML"),
         (JOB.replace("numEnvs: 4", "numEnvs: 0"), [], "spec.env.envpool.numEnvs: 0 is less than 1"),
         (TWO, [], "contains 2 CollectorJobs; choose one with --name one or --name two"),
         (TWO, ["--name", "three"], 'contains 0 CollectorJobs named "three"; its jobs are one, two'),

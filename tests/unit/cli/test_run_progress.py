@@ -129,10 +129,8 @@ def test_warning_is_repeated_only_when_it_is_worse(capsys: pytest.CaptureFixture
 
 
 def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
-    url, where = (
-        "http://127.0.0.1:8000",
-        {"page": "http://127.0.0.1:8000/#token=secret", "token_file": "head/tokens.json"},
-    )
+    url = "http://127.0.0.1:8000"
+    where = {"page": f"{url}/#token=secret", "token_file": "head/tokens.json"}
     PlainDisplay().serving(url, **where)
     assert capsys.readouterr().out.splitlines() == [
         "live page: http://127.0.0.1:8000/#token=secret",
@@ -208,46 +206,32 @@ def test_log_is_sentences_each_once_and_raw_where_asked(
     assert str(event["event"]) in capsys.readouterr().err
 
 
+RATE, EPISODES = (
+    ": 7,500 frames/s over 20.0 s with all workers",
+    "250 episodes; mean return -20.50 and mean length 812.2",
+)
+KEPT, NEXT = "dataset: data/pong, 200,000 frames,", "next: cormorant dataset verify data/pong"
+
+
 @pytest.mark.parametrize(
-    ("summary", "lines"),
+    ("changed", "lines"),
     [
+        ({}, [f"collected 150,000 frames{RATE}", f"{EPISODES} over the last 100", f"{KEPT} 3.0 MiB", NEXT]),
         (
-            SUMMARY,
+            {"reason": "interrupted", "dataset": "", "stats": replace(STATS, dropped={"drain": 64})},
             [
-                "collected 150,000 frames: 7,500 frames/s over 20.0 s with all workers",
-                "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
-                "dataset: data/pong, 200,000 frames, 3.0 MiB",
-                "next: cormorant dataset verify data/pong",
-            ],
-        ),
-        (
-            replace(
-                SUMMARY,
-                reason="interrupted",
-                dataset="",
-                dataset_bytes=None,
-                stats=replace(STATS, dropped={"drain": 64}),
-            ),
-            [
-                "stopped after 150,000 frames: 7,500 frames/s over 20.0 s with all workers",
-                "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
+                f"stopped after 150,000 frames{RATE}",
+                f"{EPISODES} over the last 100",
                 "dropped frames: 64 (drain)",
                 "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
             ],
         ),
         (
-            replace(
-                SUMMARY, new_frames=64, fps=0.0, dataset_bytes=64, stats=replace(STATS, episodes=0, mean_return=None)
-            ),
-            [
-                "collected 64 frames before all workers had started",
-                "0 episodes",
-                "dataset: data/pong, 200,000 frames, 64 bytes",
-                "next: cormorant dataset verify data/pong",
-            ],
+            {"new_frames": 64, "fps": 0.0, "dataset_bytes": 64, "stats": replace(STATS, episodes=0, mean_return=None)},
+            ["collected 64 frames before all workers had started", "0 episodes", f"{KEPT} 64 bytes", NEXT],
         ),
         (
-            replace(SUMMARY, reason="already_complete", new_frames=0),
+            {"reason": "already_complete", "new_frames": 0},
             [
                 "nothing to do: the dataset at data/pong already has 200,000 frames",
                 "to collect more, raise totalFrames (now 200,000) or change output.dataset.uri",
@@ -256,5 +240,5 @@ def test_log_is_sentences_each_once_and_raw_where_asked(
     ],
     ids=["done", "interrupted", "soon_done", "already_complete"],
 )
-def test_summary(summary: Summary, lines: list[str]) -> None:
-    assert summary_lines(summary) == lines
+def test_summary(changed: dict[str, Any], lines: list[str]) -> None:
+    assert summary_lines(replace(SUMMARY, **changed)) == lines

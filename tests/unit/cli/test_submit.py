@@ -1,6 +1,7 @@
 """What a submission sends: what the user wrote, and nothing that the user did not."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -68,25 +69,15 @@ def test_dry_run_of_the_client_needs_no_cluster(
 @pytest.mark.parametrize(
     ("text", "options", "sentence"),
     [
-        (MANIFEST.replace("framesPerBatch: 64", "framesPerBatch: 0"), [], "spec.collection.framesPerBatch: 0 is less"),
         (MANIFEST.replace("name: pong,", "name: pong, namespace: a,"), ["-n", "b"], 'puts pong in namespace "a"'),
         (MANIFEST + HERE, ["--code", "code"], 'spec.code of pong names the ConfigMap "mine"'),
-        (
-            MANIFEST + "  code: {image: me/code:1}\n",
-            ["--code", "code"],
-            'names the image "me/code:1"',
-        ),
+        (MANIFEST + "  code: {image: me/code:1}\n", ["--code", "code"], 'names the image "me/code:1"'),
         (MANIFEST + "---" + MANIFEST, ["--code", "code"], "--code works with one job"),
         (MANIFEST, ["--code", "none"], "--code none: no such folder"),
     ],
 )
 def test_bad_submissions_end_with_two_before_a_cluster_is_asked(
-    text: str,
-    options: list[str],
-    sentence: str,
-    file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text: str, options: list[str], sentence: str, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     monkeypatch.chdir(file.parent)
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
