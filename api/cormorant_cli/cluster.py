@@ -19,16 +19,7 @@ from urllib.parse import urlencode, urlsplit
 
 import yaml
 
-from cormorant_cli.errors import (
-    BadInput,
-    ClusterAway,
-    ClusterFailed,
-    CommandFailed,
-    NotAllowed,
-    ObjectConflict,
-    ObjectMissing,
-    installed,
-)
+from cormorant_cli.errors import BadInput, CommandFailed, NotAllowed, ObjectMissing, installed
 from cormorant_contract.children import api_path
 from cormorant_contract.sentences import did_you_mean
 
@@ -106,7 +97,7 @@ class Cluster:
 
     def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
         """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
-        refuses the manifest, ObjectConflict if another writer owns a field.
+        refuses the manifest.
         """
         metadata = manifest["metadata"]
         place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
@@ -210,7 +201,7 @@ class Cluster:
         try:
             yield
         except HTTPError as error:
-            raise ClusterAway(_away(self.server, self.context, error)) from error
+            raise CommandFailed(_away(self.server, self.context, error)) from error
         except ApiException as error:
             # A refused web socket: the client puts the whole answer into one string, with the body last.
             reason = str(error.reason or error)
@@ -218,9 +209,9 @@ class Cluster:
             if answer.get("code"):
                 raise self._refusal(method, place, int(answer["code"]), answer) from error
             words = " ".join(reason.split())
-            raise ClusterFailed(f"the API server refused the port-forward to {place.name}: {words}") from error
+            raise CommandFailed(f"the API server refused the port-forward to {place.name}: {words}") from error
         except OSError as error:
-            raise ClusterAway(_away(self.server, self.context, error)) from error
+            raise CommandFailed(_away(self.server, self.context, error)) from error
 
     def _refusal(self, method: str, place: _Place, status: int, answer: Raw) -> CommandFailed | BadInput:
         words = str(answer.get("message") or answer.get("reason") or f"status {status}").strip()
@@ -237,17 +228,17 @@ class Cluster:
         if status == 409:
             causes = (answer.get("details") or {}).get("causes") or []
             if not causes:
-                return ObjectConflict(f"the object was changed at the same time: {words}; try again")
+                return CommandFailed(f"the object was changed at the same time: {words}; try again")
             owned = ", ".join(f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes)
-            return ObjectConflict(
+            return CommandFailed(
                 f"other field managers own fields that the manifest sets: {owned}; remove them from the manifest, or "
                 "take them over with --force-conflicts"
             )
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")
         if status == 429:
-            return ClusterAway(f"{where} is busy: {words}; try again in a moment")
-        return ClusterFailed(f"{where} answered {method} {place.path} with {status}: {words}")
+            return CommandFailed(f"{where} is busy: {words}; try again in a moment")
+        return CommandFailed(f"{where} answered {method} {place.path} with {status}: {words}")
 
     def _missing(self, place: _Place, words: str) -> str:
         kind, namespace, name = place

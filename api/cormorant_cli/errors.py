@@ -1,12 +1,9 @@
 """Errors that end a command.
 
 CliError             exit code 1; each message is a sentence for the user
-  CommandFailed      the work failed; errors of the worker and the head are translated into this
-    ClusterFailed      the API server refused, or does not answer
-      ObjectMissing      there is no object of that name, or no such kind
-      NotAllowed         the user lacks a permission
-      ObjectConflict     another writer changed it, or owns it
-      ClusterAway        no answer within the time
+  CommandFailed      the work failed; errors of the worker, the head and the API server are translated into this
+    ObjectMissing      the API server has no object of that name, or no such kind
+    NotAllowed         the user lacks a permission
     NotReady           the job is not ready yet
       HeadAway           the head does not answer
       NoHead             the job has no running head
@@ -33,19 +30,10 @@ class CliError(Exception):
 class CommandFailed(CliError): ...
 
 
-class ClusterFailed(CommandFailed): ...
+class ObjectMissing(CommandFailed): ...
 
 
-class ObjectMissing(ClusterFailed): ...
-
-
-class NotAllowed(ClusterFailed): ...
-
-
-class ObjectConflict(ClusterFailed): ...
-
-
-class ClusterAway(ClusterFailed): ...
+class NotAllowed(CommandFailed): ...
 
 
 class NotReady(CommandFailed): ...

@@ -284,10 +284,7 @@ class OpenEnvArray(Contract):
 class OpenEnvAction(OpenEnvArray):
     """A field of an OpenEnv action: one of some words, or an array."""
 
-    values: (
-        Annotated[tuple[Annotated[str, Field(max_length=253, description="One word.")], ...], Field(max_length=4096)]
-        | None
-    ) = None
+    values: Annotated[tuple[Word, ...], Field(max_length=4096)] | None = None
     """Words that a discrete action may be, in the order of the policy's actions, for example [UP, DOWN]."""
 
 
