@@ -457,10 +457,6 @@ class Env(Contract):
         known = {name: value for name, value in changes.items() if name in type(self.block).model_fields}
         return self.model_copy(update={self.block.kind: self.block.model_copy(update=known)})
 
-    @property
-    def info_keys(self) -> tuple[str, ...]:
-        return tuple(item.key for item in self.info or ())
-
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
         return (
