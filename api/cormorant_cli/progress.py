@@ -10,7 +10,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -137,15 +137,7 @@ class JsonDisplay:
             _to_stderr(json.dumps(dict(event), default=str))
 
     def end(self, summary: Summary) -> None:
-        own = {
-            "reason": summary.reason,
-            "new_frames": summary.new_frames,
-            "seconds": summary.seconds,
-            "dataset": summary.dataset,
-            "dataset_bytes": summary.dataset_bytes,
-            "was_served": summary.was_served,
-            "report": summary.report,
-        }
+        own = {one.name: getattr(summary, one.name) for one in fields(summary) if one.name not in ("stats", "fps")}
         _echo_json("finished", {**_counts(summary.stats, summary.fps), **own})
 
     def fail(self, message: str, exit_code: int) -> None:

@@ -138,8 +138,9 @@ def evaluate(
                     videos=video,
                 )
                 for name, each in (table.checkpoints or {uris[0]: table}).items():
-                    tell({"weights": files_of(name) or name, **each.document()}, indent=None)
-                    rows.append((files_of(name) or name or _OWN, each.summary))
+                    shown = files_of(name) or name
+                    tell({"weights": shown, **each.document()}, indent=None)
+                    rows.append((shown or _OWN, each.summary))
     except KeyboardInterrupt:
         hint = f"; run it again with --output {output} to continue" if output is not None else ""
         typer.echo(f"interrupted{hint}", err=True)

@@ -88,13 +88,7 @@ def _report(verdicts: Mapping[str, Verdict]) -> dict[str, object]:
                 "source": file,
                 "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in jobs],
                 "problems": [
-                    {
-                        "document": problem.document,
-                        "name": problem.name,
-                        "line": problem.line,
-                        "path": problem.path,
-                        "message": problem.message,
-                    }
+                    {name: getattr(problem, name) for name in ("document", "name", "line", "path", "message")}
                     for problem in problems
                 ],
             }
