@@ -2,7 +2,7 @@
 
     python examples/torch_cartpole.py [--num-envs 4096] [--device cuda]
 
-The environment returns tensors. Cormorant takes them as numpy arrays, and gives back the actions on their device.
+The environment returns tensors. Where the policy is on their device, batches are played there, and copied to the host once.
 """
 
 import argparse

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from cormorant_testing.fleets import open_on
-from cormorant_testing.placements import echo_env
+from cormorant_testing.placements import echo_env, echo_torch
 from cormorant_testing.placements.cells import CRASHES, SIZES, Cell, cover
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.echo_jax import EchoFunctions
@@ -117,7 +117,8 @@ def script_of(cell: Cell, policy: Any) -> dict[str, Any]:
             make_collector(env=env, policy=policy, num_envs=8)
         return {"env": env, "policy": policy, "collection": cell.collection()}
     if cell.is_vector:
-        make_vector = partial(echo_env.make_vector, mode=cell.choices[0].partition("_")[2])
+        kind, _, mode = cell.choices[0].partition("_")
+        make_vector = partial((echo_torch if kind == "torch" else echo_env).make_vector, mode=mode)
         amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
         return {"env": make_vector, "policy": policy, "collection": cell.collection(), **amounts}
     if "jax" in cell:

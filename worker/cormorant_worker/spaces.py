@@ -116,17 +116,21 @@ def _parts(space: Space) -> list[tuple[str, Space]] | None:
     return None
 
 
-def flatten(space: Space, value: Any) -> Arrays:
-    """Turn one nested value of a space into its leaves, without a copy where it already is an array. Raises ValueError
-    where a value cannot be stored in the space's dtype as it is.
+def _stored(space: Space, value: Any) -> Array:
+    array = np.asarray(value)
+    return array if array.dtype == space.dtype else cast_exactly(array, np.dtype(space.dtype))
+
+
+def flatten(space: Space, value: Any, leaf: Callable[[Space, Any], Any] = _stored) -> Arrays:
+    """Turn one nested value of a space into its leaves: `leaf` of each, which makes it an array in the space's dtype,
+    without a copy where it already is one. Raises ValueError where a value cannot be stored as it is.
     """
     match space:
         case gymnasium.spaces.Dict():
-            return tuple(a for name, part in space.spaces.items() for a in flatten(part, value[name]))
+            return tuple(a for name, part in space.spaces.items() for a in flatten(part, value[name], leaf))
         case gymnasium.spaces.Tuple():
-            return tuple(a for part, child in zip(space.spaces, value, strict=True) for a in flatten(part, child))
-    array = np.asarray(value)
-    return (array if array.dtype == space.dtype else cast_exactly(array, np.dtype(space.dtype)),)
+            return tuple(a for part, child in zip(space.spaces, value, strict=True) for a in flatten(part, child, leaf))
+    return (leaf(space, value),)
 
 
 def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:

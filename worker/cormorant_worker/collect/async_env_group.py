@@ -56,6 +56,14 @@ class AsyncEnvGroup(EnvGroup):
         if (longest := int(quota.max(initial=0))) * 2 + 2 > self._size:
             self._grow(longest * 2 + 2)
 
+    def pending(self) -> Arrays | None:
+        if len(self._idle) < self.env.num_envs or self.landed.any():
+            return None
+        return tuple(a[self._landed % self._size, np.arange(self.env.num_envs)] for a in self._obs + self._states)
+
+    def go_on(self, pending: Arrays) -> None:
+        put(self._obs + self._states, (self._landed % self._size, np.arange(self.env.num_envs)), pending)
+
     @property
     def landed(self) -> Array:
         return self._landed - self._handed

@@ -6,19 +6,19 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from tensordict import TensorDict
 
 from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.rollout import DeviceRows
 from cormorant_worker.spaces import Array, Arrays, Leaf, put_nested
 
 _NAMES = [None, "time"]
 _MASK = ("collector", "mask")
 
 
-def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
-    """View a sealed block as a batch.
+def to_tensordict(block: Block, *, copy: bool = False, rows_there: DeviceRows | None = None) -> TensorDict:
+    """View a sealed block as a batch; with `rows_there`, the rows of a full batch on a device, on that device.
 
     Every leaf is a view of the block, except `("next", ...)` observations and states of a batch in which a trajectory
     ended: those are copies, because the block stores final values separately. With `copy` nothing is a view of the
@@ -36,29 +36,35 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         observation and the recurrent states right after a column's last frame keep the result of that frame.
     """
     layout, rows = block.layout, slice(0, block.num_rows)
-    own = np.copy if copy else (lambda array: array)
+    large, device = rows_there or block, None if rows_there is None else rows_there.device
+
+    def own(array: Array | torch.Tensor) -> torch.Tensor:
+        tensor = torch.as_tensor(array, device=device)
+        return tensor.clone() if copy else tensor
+
+    def taken(array: Array | torch.Tensor) -> torch.Tensor:
+        return _env_first(own(array[rows]))
+
     collector: dict[str, Any] = {}
     if (mask_TB := block.mask) is not None:
         block.blank_padding()
         collector["mask"] = torch.from_numpy(mask_TB).transpose(0, 1)
-    collector["traj_ids"] = _env_first(own(block.traj_ids[rows]))
-    collector["policy_version"] = _env_first(own(block.policy_version[rows]))
-    _put(collector, layout.tasks, (_env_first(own(a[rows])) for a in block.tasks))
+    collector["traj_ids"], collector["policy_version"] = taken(block.traj_ids), taken(block.policy_version)
+    _put(collector, layout.tasks, map(taken, block.tasks))
 
     root: dict[str, Any] = {"collector": collector}
     # Rows 0..T in one piece, from which both the observation and what followed it are cut.
-    observation = tuple(own(a[: block.num_rows + 1]) for a in block.observation)
-    states = tuple(own(a[: block.num_rows + 1]) for a in block.states)
+    observation = [own(a[: block.num_rows + 1]) for a in large.observation]
+    states = [own(a[: block.num_rows + 1]) for a in block.states]
     _put(root, layout.observation, (_env_first(a[rows]) for a in observation))
     _put(root, layout.states, (_env_first(a[rows]) for a in states))
-    _put(root, layout.action, (_env_first(own(a[rows])) for a in block.action))
-    _put(root, layout.outputs, (_env_first(own(a[rows])) for a in block.outputs))
+    _put(root, (*layout.action, *layout.outputs), map(taken, (*large.action, *large.outputs)))
     if layout.states:
-        root["is_init"] = _env_first(own(block.is_init[rows])).unsqueeze(-1)
+        root["is_init"] = taken(block.is_init).unsqueeze(-1)
 
-    terminated, truncated = _env_first(own(block.terminated[rows])), _env_first(own(block.truncated[rows]))
+    terminated, truncated = taken(block.terminated), taken(block.truncated)
     following: dict[str, Any] = {
-        "reward": _env_first(own(block.reward[rows])).unsqueeze(-1),
+        "reward": taken(block.reward).unsqueeze(-1),
         "done": (terminated | truncated).unsqueeze(-1),
         "terminated": terminated.unsqueeze(-1),
         "truncated": truncated.unsqueeze(-1),
@@ -67,9 +73,9 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         del following["reward"]
     _put(following, layout.observation, _what_followed(block, observation, block.final))
     _put(following, layout.states, _what_followed(block, states, block.final_states))
-    _put(following, layout.info, (_env_first(own(a[rows])) for a in block.info))
+    _put(following, layout.info, map(taken, large.info))
     root["next"] = following
-    return TensorDict(root, batch_size=[layout.num_envs, block.num_rows], names=_NAMES)
+    return TensorDict(root, batch_size=[layout.num_envs, block.num_rows], names=_NAMES, device=device)
 
 
 def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
@@ -99,15 +105,15 @@ def pad(batch: TensorDict, length: int) -> TensorDict:
     return padded
 
 
-def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[torch.Tensor]:
+def _what_followed(block: Block, carried: Sequence[torch.Tensor], final: Arrays) -> Iterable[torch.Tensor]:
     """The next row of each carried array, and the true last value where a trajectory ended."""
     ends = slice(0, block.num_ends)
-    rows, columns = block.end_rows[ends], block.end_columns[ends]
+    at = torch.from_numpy(block.end_rows[ends]), torch.from_numpy(block.end_columns[ends])
     for values, last in zip(carried, final, strict=True):
         following = values[1 : block.num_rows + 1]
         if block.num_ends:
-            following = following.copy()
-            following[rows, columns] = last[ends]
+            following = following.clone()
+            following[at] = torch.as_tensor(last[ends], device=following.device)
         yield _env_first(following)
 
 
@@ -116,5 +122,5 @@ def _put(target: dict[str, Any], leaves: Sequence[Leaf], values: Iterable[torch.
         put_nested(target, leaf.key, value)
 
 
-def _env_first(array_TB: Array) -> torch.Tensor:
-    return torch.from_numpy(array_TB).transpose(0, 1)
+def _env_first(tensor_TB: torch.Tensor) -> torch.Tensor:
+    return tensor_TB.transpose(0, 1)

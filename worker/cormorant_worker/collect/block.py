@@ -97,6 +97,12 @@ class Layout:
         yield from series("final_state", (ends,), self.states)
 
     @property
+    def description(self) -> str:
+        """Keys, dtypes and shapes of what a frame holds, to compare with."""
+        held = (*self.observation, *self.action, *self.outputs, *self.states, *self.info)
+        return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in held)
+
+    @property
     def size_bytes(self) -> int:
         """Bytes of address space that one block takes."""
         return size_of((shape, dtype) for _, shape, dtype in self.fields())

@@ -23,12 +23,13 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup, FirstFrames, LockstepEnvGroup
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
+from cormorant_worker.collect.rollout import rollout_of
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.state import FORMAT, read_metadata, under
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.cpus import OneCpu
-from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.protocol import VectorEnv, same_spaces
 from cormorant_worker.envs.request import Assignment
 from cormorant_worker.errors import EnvBuildError, EnvError, EnvNotSaved, StateError
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -38,7 +39,7 @@ from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
+from cormorant_worker.spaces import Array, Arrays, leaves
 from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, StagedWeights
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Collector:
         self._envs = tuple(envs)
         self._gone_restarts = 0
         """Restarts of environments that others took the place of."""
-        self.spaces = _same_spaces(self._envs)
+        self.spaces = same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed_of("policy"), actor.device)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
@@ -159,6 +160,9 @@ class Collector:
                 )
             )
             first = columns.stop
+        self._rollout = None
+        if len(self.env_groups) == 1 and not self._config.max_frames_per_trajectory:
+            self._rollout = rollout_of(self._envs[0], self.env_groups[0], self.actor, check)
         for env_group in self.env_groups:
             env_group.start(self.actor.initial_states, self.layout(1))
         self.is_first_batch = True
@@ -175,7 +179,7 @@ class Collector:
         Raises:
             EnvBuildError: they are not of the same kind.
         """
-        _same_spaces((*self._envs, *envs))
+        same_spaces((*self._envs, *envs))
         before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
         if now != before:
             raise EnvBuildError(
@@ -218,7 +222,12 @@ class Collector:
         )
 
     def collect(
-        self, *, num_steps: int | None = None, num_episodes: int | None = None, max_frames_per_env: int = 10_000_000
+        self,
+        *,
+        num_steps: int | None = None,
+        num_episodes: int | None = None,
+        max_frames_per_env: int = 10_000_000,
+        device: torch.device | str | None = None,
     ) -> "TensorDict":
         """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
 
@@ -231,6 +240,7 @@ class Collector:
             num_steps: frames; give exactly one of num_steps and num_episodes.
             num_episodes: episodes.
             max_frames_per_env: most frames that one environment may take for its share of the episodes.
+            device: where the batch shall be; None: on the CPU. Frames that were made on that device stay there.
 
         Returns:
             TensorDict `[B, T]` with T = ceil(num_steps / B), or `[num_episodes, longest]`, padded and masked; see
@@ -260,7 +270,10 @@ class Collector:
         else:
             block = Block(self.layout(-(-num_steps // self.num_envs)))
             self.fill(block, num_steps)
-            batch = to_tensordict(block)
+            there = None if self._rollout is None else self._rollout.give_rows(block, device)
+            batch = to_tensordict(block, rows_there=there)
+        if device is not None:
+            batch = batch.to(device)
         if not self._config.post_processing:
             return batch
         from cormorant_postproc.pipeline import of_collection
@@ -302,7 +315,12 @@ class Collector:
         with self.cpu:
             version = self.weights.apply() if self.actor is not self.warmup else RANDOM_VERSION
             with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
-                self._run_env_groups(block, quota, version)
+                self.timing.begin()
+                if self.gate.is_closed:
+                    self._hold()
+                if not self._roll_out(block, quota, version):
+                    self._run_env_groups(block, quota, version)
+                self.timing.rest(IDLE)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
@@ -392,11 +410,19 @@ class Collector:
         for env_group in self.env_groups:
             env_group.restart()
 
+    def _roll_out(self, block: Block, quota: Array, version: PolicyVersion) -> bool:
+        if self._rollout is None or (quota != quota[0]).any() or self.on_landed or self.warmup_left:
+            return False
+        return self._rollout.fill(block, int(quota[0]), version, self.timing, self._proceed)
+
+    def _proceed(self, num_frames: int) -> bool:
+        self.pulse[0] += num_frames
+        if self.gate.is_closed:
+            self._hold()
+        return not self.gate.is_sealed
+
     def _run_env_groups(self, block: Block, quota: Array, version: PolicyVersion) -> None:
         gate, pulse, timing, on_landed = self.gate, self.pulse, self.timing, self.on_landed
-        timing.begin()
-        if gate.is_closed:
-            self._hold()
         busy = []
         for env_group in self.env_groups:
             env_group.begin(block, quota[env_group.columns])
@@ -424,7 +450,6 @@ class Collector:
                 if laps is not None:
                     env_group.laps = None
                     timing.measured(laps)
-        timing.rest(IDLE)
 
     def _hold(self) -> None:
         self.timing.rest(PAUSED)
@@ -477,7 +502,7 @@ class Collector:
         metadata = {
             "format": FORMAT,
             "num_envs": self.num_envs,
-            "layout": self._describe_layout(),
+            "layout": self.layout(1).description,
             "frames": self.frames,
             "warmup_left": self.warmup_left,
             "is_first_batch": self.is_first_batch,
@@ -518,7 +543,7 @@ class Collector:
             arrays = safetensors.numpy.load(state)
         except safetensors.SafetensorError as error:
             raise StateError(f"this is not a collector's state: {error!r}") from error
-        for name, ours in (("num_envs", self.num_envs), ("layout", self._describe_layout())):
+        for name, ours in (("num_envs", self.num_envs), ("layout", self.layout(1).description)):
             if metadata[name] != ours:
                 raise StateError(
                     f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job"
@@ -563,11 +588,6 @@ class Collector:
             for env_group in self.env_groups:
                 env_group.restart()
 
-    def _describe_layout(self) -> str:
-        layout = self.layout(1)
-        leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
-        return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)
-
     def close(self) -> None:
         """Close the environments. May be called twice."""
         for env in self._envs:
@@ -578,15 +598,3 @@ class Collector:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
-    spaces = {(describe(env.observation_space), describe(env.action_space)) for env in envs}
-    if len(spaces) != 1:
-        raise EnvBuildError(f"the environments of one collector have different spaces: {sorted(spaces)}")
-    if len({env.info_leaves for env in envs}) != 1:
-        infos = [[f"{leaf.key[-1]} {leaf.dtype.name}{list(leaf.shape)}" for leaf in env.info_leaves] for env in envs]
-        raise EnvBuildError(
-            f"the environments of one collector have different info: {infos}; declare dtypes in env.info"
-        )
-    return envs[0].observation_space, envs[0].action_space

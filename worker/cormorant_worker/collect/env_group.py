@@ -86,6 +86,36 @@ class EnvGroup(ABC):
     def begin(self, block: Block, quota: Array) -> None:
         """Write to this block from now on."""
 
+    @abstractmethod
+    def pending(self) -> Arrays | None:
+        """[n, ...] observations and states that the next batch begins with; None: some of its frames have landed."""
+
+    @abstractmethod
+    def go_on(self, pending: Arrays) -> None:
+        """Begin the next batch with these observations and states."""
+
+    def take_rollout(self, block: Block, num_rows: int, rows: Array, columns: Array, final: Arrays) -> None:
+        """Instead of begin, (act, land)* and finish, where a rollout has written the frames of every column: write what
+        depends on the ends of episodes, [k] each in the order of rows.
+        """
+        ended = block.terminated[:num_rows] | block.truncated[:num_rows]
+        block.is_init[0], block.is_init[1:num_rows] = self.is_init, ended[:-1]
+        self.is_init[:] = ended[-1]
+        carried, begins = block.observation + block.states, 0
+        for row, first, count in zip(*np.unique(rows, return_index=True, return_counts=True), strict=True):
+            which = slice(first, first + count)
+            block.traj_ids[begins : row + 1] = self._ids
+            self._lengths += row + 1 - begins
+            states = tuple(a[row + 1, columns[which]] for a in block.states)
+            block.end(row, columns[which], tuple(leaf[which] for leaf in final), states)
+            self._trajectories.open(columns[which])
+            put(block.states, (row + 1, columns[which]), self._initial_states)
+            begins = row + 1
+        block.traj_ids[begins:num_rows] = self._ids
+        self._lengths += num_rows - begins
+        self.quota[:] = num_rows
+        self.go_on(tuple(a[num_rows].copy() for a in carried))
+
     @property
     @abstractmethod
     def landed(self) -> Array:
@@ -241,12 +271,18 @@ class LockstepEnvGroup(EnvGroup):
         self.states = tuple(np.repeat(value, n, axis=0) for value in self._initial_states)
         self.is_init[:] = True
 
+    def pending(self) -> Arrays:
+        if len(interrupted := self.env.interrupted):
+            self._lose(interrupted)
+        return self.obs + self.states
+
+    def go_on(self, pending: Arrays) -> None:
+        self.obs, self.states = pending[: len(self.obs)], pending[len(self.obs) :]
+
     def begin(self, block: Block, quota: Array) -> None:
         self._block = block
         self._aim(block, self.columns)
-        if len(interrupted := self.env.interrupted):
-            self._lose(interrupted)
-        put(self._obs + self._states, 0, self.obs + self.states)
+        put(self._obs + self._states, 0, self.pending())
         self.quota[:] = quota
         self._dense_rows = int(quota.min())
         self._row, self._is_dense = 0, True

@@ -90,15 +90,15 @@ class Timing:
         self.begin()
         return Laps()
 
-    def measured(self, laps: Laps) -> None:
-        """Record a measured vector step."""
+    def measured(self, laps: Laps, *, steps: int = 1) -> None:
+        """Record a measured vector step, or several at once."""
         total_ns = max(1, monotonic_ns() - self._since)
         weight = _WEIGHT if self._env_share or self._inference_share else 1.0
         self._env_share += weight * (laps.env_ns / total_ns - self._env_share)
         self._inference_share += weight * (laps.inference_ns / total_ns - self._inference_share)
         self._env_ns += laps.env_ns
         self._inference_ns += laps.inference_ns
-        self._measured += 1
+        self._measured += steps
 
     def take(self) -> BatchTiming:
         """Timings since the last call, between two batches."""

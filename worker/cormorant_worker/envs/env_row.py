@@ -184,6 +184,15 @@ class NanCheck:
                 row = position if isinstance(rows, slice) else int(rows[position])
                 raise BadObservation(f"environment {row} returned NaN in {key}", row=row)
 
+    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
+        """Check several steps; see `VectorEnv.check_steps`."""
+        for step in range(len(reward)):
+            self.look(tuple(leaf[step + 1] for leaf in obs), slice(None))
+        self.look(final, at[1])
+        if np.isnan(reward).any():
+            row = int(np.nonzero(np.isnan(reward))[1][0])
+            raise BadObservation(f"environment {row} returned a NaN reward", row=row)
+
 
 class EnvRow:
     """Steps one environment on behalf of a vector of them, and closes it. `row` is its number there, for messages, and

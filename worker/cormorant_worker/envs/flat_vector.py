@@ -21,7 +21,7 @@ from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
 from cormorant_worker.envs.gymnasium_env import construct, name_of
 from cormorant_worker.envs.info import InfoField, completed
-from cormorant_worker.envs.protocol import EVERY_ROW, Rows
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
 
@@ -96,7 +96,7 @@ class FlatVector:
         self.steps = 0
         """Steps since it was built."""
         self._has_ended = self._has_failed = False
-        self._device: Any = None
+        self.device: Any = None
         """Device of the environment's tensors; None: it returns numpy arrays."""
         try:
             self.leaves = leaves(self.observation_space, ("observation",))
@@ -150,20 +150,23 @@ class FlatVector:
         return self._reset(options={"reset_mask": self._to_device(mask)})
 
     def _reset(self, **kwargs: Any) -> Any:
-        return _map_arrays(self._to_host, self.env.reset(**kwargs))
+        return self._on_host(self.env.reset(**kwargs))
+
+    def _on_host(self, values: Any) -> Any:
+        return _map_arrays(self._to_host, values)
 
     def _to_host(self, array: Any) -> Any:
         if not hasattr(array, "detach"):
             return array
-        self._device = array.device
+        self.device = array.device
         return array.detach().cpu().numpy()  # one on the CPU is not copied
 
     def _to_device(self, arrays: Any) -> Any:
-        if self._device is None:
+        if self.device is None:
             return arrays
         import torch  # the environment has imported it
 
-        return _map_arrays(partial(torch.as_tensor, device=self._device), arrays)
+        return _map_arrays(partial(torch.as_tensor, device=self.device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
@@ -185,13 +188,70 @@ class FlatVector:
         return stepped
 
     def _step(self, actions: Any) -> Any:
-        if self._device is not None:
-            return _map_arrays(self._to_host, self.env.step(self._to_device(actions)))
+        if self.device is not None:
+            return self._on_host(self.env.step(self._to_device(actions)))
         if type(self.env) is not AsyncVectorEnv:
             return self.env.step(actions)
         # Its own step waits without end for a process that died.
         self.env.step_async(actions)
         return self.env.step_wait(timeout=STEP_LIMIT_S)
+
+    def step_tensors(self, actions: Sequence[Any], fields: Sequence[InfoField]) -> WholeStep:
+        """See `VectorEnv.step_tensors`; for SAME_STEP. Raises as `step`, and where rows ended without `final_obs`."""
+        try:
+            obs, reward, terminated, truncated, info = self.env.step(self._nested_actions(actions))
+        except Exception as error:
+            raise self._failed(f"step {self.steps + 1}", error) from error
+        self.steps += 1
+        columns = reward, terminated, truncated
+        if any(tuple(column.shape) != (self.num_envs,) for column in columns):
+            raise self._misfit(f"reward and flags of shapes {[tuple(column.shape) for column in columns]}")
+        parts, final, ended = self._tensors(obs), info.get("final_obs"), terminated | truncated
+        if final is None:
+            if ended.any():
+                raise self.no_final()
+            seen = parts
+        elif isinstance(final, np.ndarray) and final.dtype == object:
+            blank = tuple(np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
+            rows = [blank if row is None else flatten(self.observation_space, self._on_host(row)) for row in final]
+            seen = self._to_device(tuple(np.stack(leaf) for leaf in zip(*rows, strict=True)))
+        else:
+            seen = self._tensors(final)
+            if any(a.data_ptr() == b.data_ptr() for a, b in zip(seen, parts, strict=True)):
+                raise self.lost_final("in the memory of the observations, which the reset has overwritten")
+        if ACTION_MASK in info:  # for the host, where random actions are drawn
+            self._note_masks(self._on_host(info), EVERY_ROW)
+        return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in fields])
+
+    def _info_tensor(self, field: InfoField, info: Mapping[str, Any], ended: Any) -> Any:
+        """As `infos` has it, on the device."""
+        leaf = field.leaf
+        column = self._to_device(np.full((self.num_envs, *leaf.shape), field.filling))
+        for source, rows in ((info, ~ended), (info.get("final_info"), ended)):
+            value, mask = find_info(source, field.key) if isinstance(source, Mapping) else (None, None)
+            if value is None:
+                continue
+            if str(getattr(value, "dtype", "")) != f"torch.{leaf.dtype.name}" or value.shape != column.shape:
+                out = np.full(column.shape, field.filling)
+                self._read(field, self._on_host(source), out)
+                value, mask = self._to_device(out), None
+            has_value = rows if mask is None else rows & self._to_device(mask)
+            column = value.where(has_value.reshape(-1, *[1] * len(leaf.shape)), column)
+        return column
+
+    def _tensors(self, obs: Any) -> Sequence[Any]:
+        """[N, ...] per leaf, in its dtype, on the environment's device."""
+        parts: tuple[Any, ...] = flatten(self.observation_space, obs, lambda space, value: value)
+        for leaf, part in zip(self.leaves, parts, strict=True):
+            if tuple(part.shape) != (self.num_envs, *leaf.shape) or str(part.dtype) != f"torch.{leaf.dtype.name}":
+                # Cast without a loss, or refused.
+                cast: Sequence[Any] = self._to_device(self.arrays(self._on_host(obs)))
+                return cast
+        return parts
+
+    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
+        """See `VectorEnv.check_steps`."""
+        self._nan.check_steps(obs, reward, at, final)
 
     def settle(self) -> None:
         """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset."""
@@ -237,6 +297,14 @@ class FlatVector:
         return BadObservation(
             f"{self.name} resets in the step that ends an episode (SAME_STEP) and returns final_obs {what}, so the "
             "final observation is lost; return a copy from the environment, or make it with autoreset_mode NEXT_STEP",
+            has_stepped=False,
+        )
+
+    def no_final(self) -> EnvCrashed:
+        return EnvCrashed(
+            f"{self.name} resets in the step that ends an episode (SAME_STEP) and gives no "
+            'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
+            "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
             has_stepped=False,
         )
 

@@ -18,14 +18,16 @@ import gymnasium
 import jax
 import jax.numpy as jnp
 import numpy as np
+import torch
 from gymnasium import spaces
+from torch.utils.dlpack import from_dlpack
 
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
 from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField, completed
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
-from cormorant_worker.spaces import Array, Arrays, Space, leaves
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
 
 Tree = Any
 """Nested dicts, tuples and dataclasses of JAX arrays."""
@@ -232,6 +234,7 @@ class Compiled:
         self.begin = jax.jit(self._begin)
         self.step = jax.jit(self._step, donate_argnums=0)
         self.restart = jax.jit(self._restart, donate_argnums=0)
+        self.scan = jax.jit(self._scan, donate_argnums=0)
 
     def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
         def first_info(key: Any) -> Tree:
@@ -248,7 +251,7 @@ class Compiled:
         return completed([*info], self.name, find, known=self._info)
 
     def _observe(self, obs: Tree) -> tuple[Any, ...]:
-        return tuple(_flat(self.observation_space, _tree(obs)))
+        return flatten(self.observation_space, _tree(obs), _unpacked)
 
     def _begin(self, seeds: Any) -> tuple[RowStates, tuple[Any, ...]]:
         keys = jax.vmap(jax.random.PRNGKey)(seeds)
@@ -292,11 +295,19 @@ class Compiled:
         )
         return after, first, seen, reward.astype(jnp.float32), terminated, truncated, columns
 
+    def _scan(self, carry: RowStates, actions: Any) -> tuple[RowStates, tuple[Any, ...]]:
+        """As many steps as there are `actions` [K, N, ...]; results [K, N, ...] each."""
 
-def _flat(space: Space, value: Any) -> list[Any]:
-    if isinstance(space, spaces.Dict):
-        return [leaf for name, part in space.spaces.items() for leaf in _flat(part, value[name])]
-    return [value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value]
+        def step(carry: RowStates, action: Any) -> tuple[RowStates, tuple[Any, ...]]:
+            after, *results = self._step(carry, action)
+            return after, tuple(results)
+
+        after, results = jax.lax.scan(step, carry, actions)
+        return after, results
+
+
+def _unpacked(space: Space, value: Any) -> Any:
+    return value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value
 
 
 def _at(tree: Tree, key: str) -> Any:
@@ -333,6 +344,7 @@ class FunctionalVectorEnv(VectorEnv):
 
     options: dict[str, Any] | None = None
     """Resets take none."""
+    scan_length = 16
 
     def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
         self.num_envs, self.seeds = len(seeds), seeds
@@ -344,6 +356,9 @@ class FunctionalVectorEnv(VectorEnv):
         self._action = np.zeros((self.num_envs, *compiled.no_action.shape), compiled.no_action.dtype)
         self._rows: slice | Rows = EVERY_ROW
         self._stepped: Any = None
+        self._action_dtype = torch.from_numpy(self._action).dtype
+        if (place := jax.devices()[0]).platform == "gpu":  # on a CPU, numpy reads JAX's memory, in half the time
+            self.device = torch.device("cuda", place.id)
         # Compiled before the first step is waited for.
         self._carry = self._call(compiled.begin, np.asarray(seeds, np.uint32))[0]
         self._carry = self._call(compiled.step, self._carry, self._action)[0]
@@ -374,6 +389,27 @@ class FunctionalVectorEnv(VectorEnv):
             for part, leaf in zip(info, self.info_leaves, strict=True)
         )
         return Step(rows, self._checked(obs, rows), reward, terminated, truncated, ended, final, NO_ROWS, columns)
+
+    def scan(self, actions: Arrays) -> WholeStep:
+        given = actions[0].astype(self._action.dtype)
+        if len(given) == self.scan_length:
+            self._carry, results = self._call(self._compiled.scan, self._carry, given)
+        else:  # nothing is compiled for another number of steps
+            steps = []
+            for action in given:
+                self._carry, *step = self._call(self._compiled.step, self._carry, action)
+                steps.append(step)
+            results = jax.tree.map(lambda *parts: np.stack(parts), *steps)
+        return WholeStep(*jax.tree.map(np.asarray, tuple(results)))
+
+    def step_tensors(self, actions: Sequence[torch.Tensor]) -> WholeStep:
+        # A copy: the policy may write it again while JAX still reads it.
+        given = actions[0].to(self._action_dtype, copy=True)
+        self._carry, *step = self._call(self._compiled.step, self._carry, jnp.from_dlpack(given))
+        return WholeStep(*jax.tree.map(from_dlpack, tuple(step)))
+
+    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
+        self._nan.check_steps(obs, reward, at, final)
 
     def restart(self, rows: Rows) -> Arrays:
         self._carry, obs = self._call(self._compiled.restart, self._carry, self._mask(rows))

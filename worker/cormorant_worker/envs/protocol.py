@@ -9,13 +9,17 @@ Life of one environment:
     start() -> send -> STEPPING -> recv (those that are ready) -> send ...  (not lockstep)
 """
 
-from typing import NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from cormorant_worker.errors import EnvCrashed, EnvNotSaved
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe
+
+if TYPE_CHECKING:
+    import torch
 
 Rows = npt.NDArray[np.int64]
 """Numbers of environments within one VectorEnv, 0 <= row < num_envs, without duplicates."""
@@ -53,6 +57,21 @@ class Step(NamedTuple):
     """[n, ...] per leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Undefined in fresh rows."""
 
 
+class WholeStep(NamedTuple):
+    """One step of all N rows as tensors `[N, ...]`, or K of them as arrays `[K, N, ...]`, before anybody looked which
+    rows ended.
+    """
+
+    obs: Sequence[Any]
+    """Per leaf: what to act on next. For an ended row, the first observation of its next episode."""
+    seen: Sequence[Any]
+    """Per leaf: for an ended row, its final observation; elsewhere anything."""
+    reward: Any
+    terminated: Any
+    truncated: Any
+    info: Sequence[Any] = ()
+
+
 class VectorEnv(Protocol):
     """num_envs environments of one kind, stepped together. Used by one thread.
 
@@ -74,6 +93,10 @@ class VectorEnv(Protocol):
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int = 1
     """`recv` may block indefinitely with fewer rows in flight than this; 1 when lockstep."""
+    device: "torch.device | None" = None
+    """Where `step_tensors` steps without the host; None: it cannot."""
+    scan_length: int = 0
+    """K, the number of steps that `scan` takes at once; 0: it cannot."""
     why_not_saved: str = "these environments have no states"
     """Why environments cannot be saved, if `state` is not implemented."""
 
@@ -101,6 +124,30 @@ class VectorEnv(Protocol):
     def recv(self) -> Step:
         """Wait for rows that were sent, within the implementation's own limit. Raises EnvCrashed where they failed."""
 
+    def step_tensors(self, actions: "Sequence[torch.Tensor]") -> WholeStep:
+        """Step every row with `actions` [N, ...] per leaf, which are its own. The tensors that it returns belong to the
+        receiver until the next step; the device may still be computing them.
+        """
+        raise EnvCrashed("these environments do not step on a device")
+
+    def scan(self, actions: Arrays) -> WholeStep:
+        """Step every row K times with `actions` [K, N, ...] per leaf."""
+        raise EnvCrashed("these environments do not scan")
+
+    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
+        """Check the results of K steps of `step_tensors` or `scan`, as `recv` checks its own.
+
+        Args:
+            obs: [K + 1, N, ...] per leaf: row k is what step k acted on.
+            reward: [K, N].
+            at: steps [k] and rows [k] at which episodes ended.
+            final: [k, ...] per leaf: their final observations.
+
+        Raises:
+            BadObservation: NaN, or a final observation that is none.
+        """
+        return
+
     def restart(self, rows: Rows) -> Arrays:
         """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
 
@@ -114,3 +161,16 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
+
+
+def same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
+    """Observation and action space of environments of one collector. Raises EnvBuildError where they differ."""
+    spaces = {(describe(env.observation_space), describe(env.action_space)) for env in envs}
+    if len(spaces) != 1:
+        raise EnvBuildError(f"the environments of one collector have different spaces: {sorted(spaces)}")
+    if len({env.info_leaves for env in envs}) != 1:
+        infos = [[f"{leaf.key[-1]} {leaf.dtype.name}{list(leaf.shape)}" for leaf in env.info_leaves] for env in envs]
+        raise EnvBuildError(
+            f"the environments of one collector have different info: {infos}; declare dtypes in env.info"
+        )
+    return envs[0].observation_space, envs[0].action_space

@@ -21,7 +21,7 @@ from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.one_row import open_rows
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvCrashed, ManifestError
 from cormorant_worker.spaces import Array, Arrays, put
@@ -53,6 +53,8 @@ class GymVectorEnv(VectorEnv):
         self.min_in_flight = 1 if self.lockstep else num_envs
         self.observation_space, self.action_space = vector.observation_space, vector.action_space
         self.info_leaves, self.illegal = tuple(field.leaf for field in self._info), vector.illegal
+        if self._mode is AutoresetMode.SAME_STEP:
+            self.device = vector.device
         self._chances = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
         self._looks_lost = 0
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
@@ -107,6 +109,16 @@ class GymVectorEnv(VectorEnv):
         final = tuple(leaf[np.searchsorted(ended, rows[sent])] for leaf in final)
         return _of_rows(rows, stepped, obs, sent, final, info)
 
+    def step_tensors(self, actions: Sequence[Any]) -> WholeStep:
+        return self._vector.step_tensors(actions, self._info)
+
+    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
+        self._vector.check_steps(obs, reward, at, final)
+        steps, rows = at
+        if len(rows):
+            self._refuse_lost(final, [leaf[steps + 1, rows] for leaf in obs], [leaf[steps, rows] for leaf in obs])
+        self._act_on(tuple(leaf[-1] for leaf in obs), EVERY_ROW)
+
     def restart(self, rows: Rows) -> Arrays:
         if not self.lockstep:
             raise EnvCrashed(f"the rows of {self._vector.name} cannot be restarted one by one: it takes no reset_mask")
@@ -126,19 +138,16 @@ class GymVectorEnv(VectorEnv):
         """
         final, ended = self._vector.final(stepped), stepped.ended
         if final is None:
-            raise EnvCrashed(
-                f"{self._vector.name} resets in the step that ends an episode (SAME_STEP) and gives no "
-                'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
-                "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
-                has_stepped=False,
-            )
-        is_first = same_rows(final, [leaf[ended] for leaf in stepped.obs])
-        looks_lost = is_first & ~same_rows(final, [leaf[ended] for leaf in self._before])
-        for looks in looks_lost.tolist():
+            raise self._vector.no_final()
+        self._refuse_lost(final, [leaf[ended] for leaf in stepped.obs], [leaf[ended] for leaf in self._before])
+        return final
+
+    def _refuse_lost(self, final: Arrays, first: Sequence[Array], before: Sequence[Array]) -> None:
+        """Compare final observations [k, ...] with the first ones of the next episodes, and with those acted on."""
+        for looks in (same_rows(final, first) & ~same_rows(final, before)).tolist():
             self._looks_lost = self._looks_lost + 1 if looks else 0
             if self._looks_lost >= self._chances:
                 raise self._vector.lost_final("that equals the first observation of the next episode")
-        return final
 
     def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
         """Keep what is acted on next, where it is compared with final observations."""

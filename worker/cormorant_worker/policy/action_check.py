@@ -33,8 +33,8 @@ class ActionCheck:
         for leaf, action in zip(self.leaves, actions, strict=True):
             _fit_leaf(leaf, action, num_envs)
 
-    def values(self, actions: Arrays) -> None:
-        """Refuse NaN, infinite and out-of-range values.
+    def values(self, actions: Arrays, consequence: str = "no environment was stepped") -> None:
+        """Refuse NaN, infinite and out-of-range values, in a sentence that ends with the `consequence`.
 
         A Box action outside its bounds is left to the environment (most clip), but it must be finite.
         """
@@ -45,8 +45,7 @@ class ActionCheck:
                 why = "NaN: look for NaN in its weights and in what it saw" if is_nan else f"outside {self._parts[i]}"
                 raise InvalidAction(
                     f"the policy's {'.'.join(self.leaves[i].key)} for environment {bad[0]} is "
-                    f"{action[bad[0]].tolist()} ({len(bad)} of {len(action)} environments), {why}; no environment was "
-                    "stepped"
+                    f"{action[bad[0]].tolist()} ({len(bad)} of {len(action)} environments), {why}; {consequence}"
                 )
 
 

@@ -83,6 +83,8 @@ class PolicyActor:
         self.initial_states: Arrays = ()
         self._state_dtypes: dict[Key, torch.dtype] = {}
         """States that the policy wants in a dtype that numpy does not have."""
+        self.can_act_tensors = False
+        """`act_tensors` stores the same numbers as `act`."""
         self._is_simple = False
         self._staging = Staging(device) if device.type == "cuda" else None
         # A TensorDictModule implies that tensordict is imported; plain policies do not pay for the import.
@@ -130,26 +132,50 @@ class PolicyActor:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, _ARRAYS):
                 return Acted((_to_numpy(result, self._action[0], len(is_init)),))
-        written = self._call(obs, states, is_init)
-        try:
-            tensors = [written[key] for key in self._written]
-        except KeyError as missing:
-            raise PolicyMismatch(
-                f"the policy did not write {missing} in this step; it must write the same keys in every step"
-            ) from missing
+        tensors = self._written_by(self._call(obs, states, is_init))
         arrays: Sequence[Any] = tensors if self._staging is None else self._staging.download(tensors)
         n = len(is_init)
         found = [_to_numpy(array, leaf, n) for array, leaf in zip(arrays, self._leaves, strict=True)]
         actions, outputs = len(self._action), len(self._action) + len(self.outputs)
         return Acted(tuple(found[:actions]), tuple(found[actions:outputs]), tuple(found[outputs:]))
 
-    def _call_plain(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
+    @property
+    def reads_first(self) -> bool:
+        """True if the policy is told where episodes begin."""
+        return self._speaks_tensordict
+
+    def act_tensors(
+        self, obs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], is_init: torch.Tensor
+    ) -> list[torch.Tensor]:
+        """As `act`, for tensors on the policy's device, without the host. Returns actions, outputs and states one after
+        the other, in any dtype that can be stored; only if `can_act_tensors`.
+        """
+        if self.normalizer is not None:
+            obs = self.normalizer.on_tensors(obs)
+        if self._is_simple:
+            result = self.models.acting(obs[0])
+            if isinstance(result, _ARRAYS):
+                return [_fitted(torch.as_tensor(result), self._action[0], len(is_init))]
+        written = self._written_by(self._call(obs, states, is_init))
+        return [_fitted(tensor, leaf, len(is_init)) for tensor, leaf in zip(written, self._leaves, strict=True)]
+
+    def _written_by(self, written: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
+        try:
+            return [written[key] for key in self._written]
+        except KeyError as missing:
+            raise PolicyMismatch(
+                f"the policy did not write {missing} in this step; it must write the same keys in every step"
+            ) from missing
+
+    def _call_plain(self, obs: Sequence[Any], states: Sequence[Any], is_init: Any) -> Mapping[Key, torch.Tensor]:
         result = self.models.acting(self._nest(self._tensors(obs)))
         if isinstance(result, _ARRAYS):
             return {("action",): torch.as_tensor(result)}
         return dict(_flat(result))
 
-    def _call_tensordict_module(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
+    def _call_tensordict_module(
+        self, obs: Sequence[Any], states: Sequence[Any], is_init: Any
+    ) -> Mapping[Key, torch.Tensor]:
         n = len(is_init)
         given: dict[str, Any] = {}
         *tensors, init = self._tensors((*obs, *states, is_init))
@@ -161,7 +187,9 @@ class PolicyActor:
         result = self.models.acting(self._tensordict.TensorDict(given, batch_size=[n], device=self.device))
         return dict(_flat(result))
 
-    def _tensors(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+    def _tensors(self, arrays: Sequence[Any]) -> list[torch.Tensor]:
+        if isinstance(arrays[0], torch.Tensor):
+            return list(arrays)
         if self._staging is not None:
             return self._staging.upload(arrays)
         return [torch.from_numpy(array) for array in arrays]
@@ -184,6 +212,12 @@ class PolicyActor:
         known |= {("next", *leaf.key) for leaf in self.states} | {("is_init",)}
         self.outputs = tuple(output_leaf(key, value, n) for key, value in written.items() if key not in known)
         self._leaves = (*self._action, *self.outputs, *self.states)
+        dtypes = [as_numpy(written[leaf.key]).dtype for leaf in self._action]
+        # Other whole numbers are compared with what they were before the cast.
+        self.can_act_tensors = all(
+            leaf.dtype.kind == "f" or np.can_cast(dtype, leaf.dtype)
+            for dtype, leaf in zip(dtypes, self._action, strict=True)
+        )
         self._written: list[Key] = [leaf.key for leaf in (*self._action, *self.outputs)]
         self._written += [("next", *leaf.key) for leaf in self.states]
 
@@ -246,6 +280,12 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
             f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, but {leaf.shape} in the first step"
         )
     raise _other_rows(leaf.key, array, n)  # one of several would be broadcast to all of them where it is stored
+
+
+def _fitted(tensor: torch.Tensor, leaf: Leaf, n: int) -> torch.Tensor:
+    if tensor.shape == (n, *leaf.shape):
+        return tensor
+    return torch.from_numpy(_to_numpy(tensor, leaf, n)).to(tensor.device)  # squeezed, or refused
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:

@@ -5,8 +5,11 @@
 Frames keep the raw values. Statistics change with the weights, between batches, through `Normalizer.use`.
 """
 
+from collections.abc import Sequence
+
 import gymnasium
 import numpy as np
+import torch
 
 from cormorant_contract.collection import Normalize
 from cormorant_worker.errors import ManifestError
@@ -51,10 +54,29 @@ class Normalizer:
                 )
             scales.append(None if moments is None else (moments.center, moments.std, moments.clip))
         self._scales, self.statistics = scales, statistics
+        self._on_device: list[tuple[torch.Tensor, torch.Tensor] | None] = []
 
     def __call__(self, obs: Arrays) -> Arrays:
         """Observations [n, ...] per leaf, as the policy sees them."""
         return tuple([a if scale is None else _scaled(a, *scale) for a, scale in zip(obs, self._scales, strict=True)])
+
+    def on_tensors(self, obs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The same for tensors, where they are."""
+        if not self._on_device:
+            self._on_device = [
+                None
+                if scale is None
+                else (torch.as_tensor(scale[0]).to(a.device), torch.as_tensor(scale[1]).to(a.device))
+                for a, scale in zip(obs, self._scales, strict=True)
+            ]
+        found = []
+        for raw, scale, moved in zip(obs, self._scales, self._on_device, strict=True):
+            if scale is None or moved is None:
+                found.append(raw)
+                continue
+            values = (raw.double() - moved[0]) / moved[1]
+            found.append((values.clamp(-scale[2], scale[2]) if scale[2] else values).float())
+        return found
 
 
 def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:

@@ -35,6 +35,10 @@ class RandomActor:
         self._masks_at = {i: at for i, at in enumerate(found) if at >= 0}
         self._draw_legal = [masked_sampler(p, self.generator) if mask_length(p) else None for p in leaf_spaces(space)]
 
+    @property
+    def reads_masks(self) -> bool:
+        return bool(self._masks_at)
+
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         n, masks = len(is_init), {i: obs[at] for i, at in self._masks_at.items()}
         if not masks and self.illegal is not None and self.illegal.any():

@@ -13,7 +13,7 @@ from manifest_making import collector_job
 AXES: dict[str, tuple[str, ...]] = {
     "env": (
         *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
-        *("vector_next", "vector_same", "vector_disabled", "vector_held", "jax"),
+        *("vector_next", "vector_same", "vector_disabled", "vector_held", "torch_same", "torch_whole", "jax"),
     ),
     "place": ("collector", "local", "local_served", "ray", "ray_served"),
     "policy": ("module", "memory", "tensordict", "recurrent"),
@@ -35,10 +35,13 @@ NEVER: dict[tuple[str, str], str] = {
     ("local_served", "script"): "a script's job has one group of workers",
     ("ray_served", "script"): "a script's job has one group of workers",
     **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:8]},
-    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:12]},
+    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:14]},
     ("jax", "crashes"): "compiled functions do not raise",
-    ("vector_held", "cut"): "its rows cannot be reset alone",
-    ("vector_held", "resets"): "its rows cannot be reset alone",
+    **{
+        (env, choice): "its rows cannot be reset alone"
+        for env in ("vector_held", "torch_whole")
+        for choice in ("cut", "resets")
+    },
 }
 """Choices that do not exist together."""
 REFUSED: dict[tuple[str, str], str] = {
@@ -90,7 +93,7 @@ class Cell:
 
     @property
     def is_vector(self) -> bool:
-        return self.choices[0].startswith("vector")
+        return self.choices[0].startswith(("vector", "torch"))
 
     @property
     def is_saved(self) -> bool:
@@ -125,9 +128,10 @@ class Cell:
             return {"envpool": pool, "maxEpisodeSteps": LONGEST, "info": info}
         info = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
         if self.is_vector:
-            mode = self.choices[0].partition("_")[2]
+            kind, _, mode = self.choices[0].partition("_")
+            module = "echo_torch" if kind == "torch" else "echo_env"
             return {
-                "vector": {"entrypoint": f"{NAMESPACE}.echo_env:make_vector", "kwargs": {"mode": mode}},
+                "vector": {"entrypoint": f"{NAMESPACE}.{module}:make_vector", "kwargs": {"mode": mode}},
                 "info": info,
             }
         if "jax" in self:

@@ -7,11 +7,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
+from cormorant_testing.placements.echo_torch import TorchEchoes
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
@@ -33,26 +33,6 @@ def made(make: Callable[..., Any], **kwargs: Any) -> GymVectorEnv:
 
 def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, **kwargs: Any) -> Any:
     return kind([EchoEnv] * num_envs, **kwargs)
-
-
-class TorchEchoes(SyncVectorEnv):
-    """Takes and returns torch tensors."""
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        if options:
-            options = {"reset_mask": options["reset_mask"].numpy()}
-        return tensors(super().reset(seed=seed, options=options))
-
-    def step(self, actions: torch.Tensor) -> Any:
-        return tensors(super().step(actions.numpy()))
-
-
-def tensors(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {key: tensors(value) for key, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(map(tensors, values))
-    return values if values.dtype == object else torch.from_numpy(values)
 
 
 def play(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:

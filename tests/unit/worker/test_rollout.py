@@ -1,0 +1,200 @@
+"""Batches that are played without the host between two steps are those that are played step by step."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from cormorant_testing.placements.echo_jax import EchoFunctions
+from cormorant_testing.placements.echo_torch import make_vector
+from cormorant_testing.placements.witness import build_policy
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.rollout import DeviceRollout, ScanRollout
+from cormorant_worker.errors import EnvCrashed, InvalidAction
+from cormorant_worker.launch import make_collector
+
+N = 5
+INFO = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
+ENVS: dict[str, Any] = {
+    "same": partial(make_vector, mode="same"),
+    "whole": partial(make_vector, mode="whole"),
+    "jax": EchoFunctions,
+}
+
+
+def opened(env: str, policy: str | None, *, alone: bool = False, **collection: Any) -> Collector:
+    """`alone`: as on a device whose memory is not the host's."""
+    torch.manual_seed(0)
+    made = None if policy is None else build_policy(5, 2, kind=policy, is_discrete=False)
+    collection = {"seed": 7, **collection}
+    collector = make_collector(env=ENVS[env], num_envs=N, info=INFO, policy=made, collection=collection)
+    rollout = collector._rollout
+    assert isinstance(rollout, ScanRollout if policy is None else DeviceRollout)
+    if isinstance(rollout, DeviceRollout):
+        rollout._is_block = not alone
+    return collector
+
+
+def batches(collector: Collector) -> list[Any]:
+    """Whole batches, one of columns of different lengths, episodes, a batch that is sealed, and weights between."""
+    found = [collector.collect(num_steps=rows * N).clone() for rows in (40, 3, 40)]
+    found += [collector.collect(num_steps=11 * N + 2), collector.collect(num_steps=20 * N)]
+    if collector.actor is not collector.warmup:
+        if collector.env_groups[0].env.lockstep:
+            found.append(collector.collect(num_episodes=7))
+        weights = {name: value + 0.5 for name, value in collector.weights.current()["policy"].items()}
+        collector.weights.offer({"policy": weights}, version=1)
+    found.append(collector.collect(num_steps=35 * N).clone())
+    collector.gate.seal()
+    found.append(collector.collect(num_steps=40 * N).clone())
+    collector.gate.unseal()
+    return [*found, collector.collect(num_steps=40 * N)]
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("policy", ["module", "memory", "tensordict", "recurrent"])
+@pytest.mark.parametrize(("env", "normalize"), [("same", None), ("whole", {"observation": {"clip": 3}})])
+def test_a_policy_and_its_environments_on_one_device(env: str, policy: str, normalize: Any, alone: bool) -> None:
+    with (
+        opened(env, policy, alone=alone, normalize=normalize) as ours,
+        opened(env, policy, normalize=normalize) as plain,
+    ):
+        compare(ours, plain)
+
+
+def test_a_batch_is_handed_over_on_its_device() -> None:
+    with opened("same", "recurrent", alone=True) as ours, opened("same", "recurrent") as plain:
+        kept = []
+        for rows in (40, 40, 3):
+            found = ours.collect(num_steps=rows * N, device="cpu")
+            kept.append((found, found.clone(), plain.collect(num_steps=rows * N).clone()))
+        for found, before, wanted in kept:
+            assert set(found.keys(True, True)) == set(wanted.keys(True, True))
+            for key in wanted.keys(True, True):
+                np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+                np.testing.assert_array_equal(found[key].numpy(), before[key].numpy(), f"{key} was written again")
+        assert ours.collect(num_steps=11 * N + 2, device="cpu").device == torch.device("cpu")
+
+
+def test_random_actions_in_one_loop() -> None:
+    with opened("jax", None) as ours, opened("jax", None) as plain:
+        compare(ours, plain)
+        assert (plain.timing.take().env_step_s > 0) == (ours.timing.take().env_step_s > 0)
+
+
+def compare(ours: Collector, plain: Collector) -> None:
+    plain._rollout = None
+    has_ended, is_short = 0, False
+    for found, wanted in zip(batches(ours), batches(plain), strict=True):
+        # A scan is sealed after several steps, and not after one.
+        is_short |= (rows := min(found.shape[1], wanted.shape[1])) < 40
+        assert set(found.keys(True, True)) == set(wanted.keys(True, True))
+        has_ended += int(wanted["next", "done"].sum())
+        if found.shape != wanted.shape:
+            break
+        for key in wanted.keys(True, True):
+            np.testing.assert_array_equal(found[key][:, :rows].numpy(), wanted[key][:, :rows].numpy(), str(key))
+    assert has_ended > 60
+    assert is_short
+    assert np.array_equal(ours.pulse, plain.pulse) or ours.actor is ours.warmup
+
+
+def test_functions_give_their_tensors_without_a_copy() -> None:
+    """As on a GPU, where numpy cannot read JAX's memory."""
+    with opened_functions() as ours, opened_functions() as plain:
+        plain._rollout = None
+        for _ in range(3):
+            found, wanted = (collector.collect(num_steps=24 * N) for collector in (ours, plain))
+            for key in wanted.keys(True, True):
+                np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+
+
+def opened_functions() -> Collector:
+    collector = make_collector(
+        env=EchoFunctions, num_envs=N, info=INFO, policy=build_policy(5, 2, kind="module", is_discrete=False), seed=7
+    )
+    assert collector._rollout is None, "numpy is faster here"
+    collector._envs[0].device = torch.device("cpu")
+    collector._start_env_groups()
+    collector.rng.state = torch.Generator().manual_seed(1).get_state()
+    return collector
+
+
+class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
+    """Ends every episode after 4 steps; `does` says what is wrong with it."""
+
+    metadata = {"autoreset_mode": "SameStep"}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, num_envs: int, *, does: str = "") -> None:
+        self.num_envs, self.does, self.steps = num_envs, does, 0
+        self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        assert not options, "no options"
+        self.steps = 0
+        return torch.zeros(self.num_envs, 2), {}
+
+    def step(self, actions: torch.Tensor) -> Any:
+        self.steps += 1
+        ended = torch.full((self.num_envs,), self.steps % 4 == 0)
+        last = torch.full((self.num_envs, 2), float((self.steps - 1) % 4 + 1))
+        obs = torch.where(ended[:, None], 0.0, last)
+        reward, info = actions[:, 0], {"final_obs": last}
+        match self.does:
+            case "nan":
+                last[1, 0] = torch.nan
+            case "nan reward":
+                reward = torch.where(ended, torch.nan, reward)
+            case "alias":
+                info = {"final_obs": obs}
+            case "equal":
+                info = {"final_obs": obs.clone()}
+            case "none":
+                info = {}
+            case "shape":
+                reward = reward[:, None]
+            case "doubles":
+                obs = obs.double()
+        return obs, reward, ended, torch.zeros_like(ended), info
+
+
+@pytest.mark.parametrize(
+    ("does", "sentence"),
+    [
+        ("nan", "environment 1 returned NaN in observation"),
+        ("nan reward", "environment 0 returned a NaN reward"),
+        ("alias", "in the memory of the observations"),
+        ("equal", "equals the first observation of the next episode"),
+        ("none", 'gives no info."final_obs".*compute_final_obs=True'),
+        ("shape", "reward and flags of shapes .*3, 1"),
+    ],
+)
+def test_what_single_steps_refuse_is_refused(does: str, sentence: str) -> None:
+    with make_collector(env=partial(Simulator, does=does), num_envs=3, policy=constant(0.5)) as collector:
+        assert isinstance(collector._rollout, DeviceRollout)
+        with pytest.raises(EnvCrashed, match=sentence):
+            collector.collect(num_steps=60)
+
+
+def test_observations_in_another_dtype_are_cast() -> None:
+    with make_collector(env=partial(Simulator, does="doubles"), num_envs=3, policy=constant(0.5)) as collector:
+        batch = collector.collect(num_steps=30)
+    assert isinstance(collector._rollout, DeviceRollout)
+    assert batch["observation"].dtype == torch.float32
+    np.testing.assert_array_equal(batch["observation"][0, :, 0], [t % 4 for t in range(10)])
+
+
+def test_invalid_actions_drop_the_batch() -> None:
+    with make_collector(env=Simulator, num_envs=3, policy=constant(torch.nan)) as collector:
+        assert isinstance(collector._rollout, DeviceRollout)
+        with pytest.raises(InvalidAction, match=r"environment 0 is \[nan\].*the batch is dropped"):
+            collector.collect(num_steps=30)
+
+
+def constant(value: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda observation: torch.full((len(observation), 1), value if observation.any() else 0.5)

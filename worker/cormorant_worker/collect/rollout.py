@@ -1,0 +1,237 @@
+"""Rollouts: whole batches that are played without the host between two steps, where environments and policy allow it.
+
+    DeviceRollout   the policy reads row t of the batch on its device, and what the environments return there is copied
+                    into row t + 1; one copy to the host a batch (on a CPU, the rows are the block's own memory)
+    ScanRollout     random actions for K steps at a time, in one compiled loop
+
+What depends on which rows ended (trajectory ids, first frames, final observations) is written when the batch is
+complete: nothing waits for the device before that.
+
+# T rows, N environments, K steps, k ended
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from itertools import islice
+from time import monotonic_ns
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.env_group import EnvGroup
+from cormorant_worker.collect.timing import Timing
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Array, Arrays, put
+
+Proceed = Callable[[int], bool]
+"""Called after each step with the number of frames that landed; False: the batch ends with them."""
+
+
+class Ends(NamedTuple):
+    """Where episodes ended in a batch, in the order of steps."""
+
+    rows: Array
+    """[k]."""
+    columns: Array
+    """[k]."""
+    final: Arrays
+    """[k, ...] per leaf: their final observations."""
+
+
+class Rollout(ABC):
+    """Plays batches of one EnvGroup, all columns of the block. Used by the collector's thread."""
+
+    def __init__(self, env: VectorEnv, group: EnvGroup, actor: Actor) -> None:
+        self._env, self._group, self._actor = env, group, actor
+
+    def fill(self, block: Block, num_rows: int, version: int, timing: Timing, proceed: Proceed) -> bool:
+        """Play `num_rows` steps of every environment into a block, or fewer; False: not now, and nothing was done."""
+        if (pending := self._group.pending()) is None:
+            return False
+        put(block.observation + block.states, 0, pending)
+        rows, ends = self._play(block, num_rows, timing, proceed)
+        observed = tuple(a[: rows + 1] for a in block.observation)
+        self._env.check_steps(observed, block.reward[:rows], (ends.rows, ends.columns), ends.final)
+        block.policy_version[:rows] = version
+        self._group.take_rollout(block, rows, ends.rows, ends.columns, ends.final)
+        return True
+
+    def give_rows(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
+        """The rows of a block that was just filled, to keep; None: they are not on this device, or the block's own."""
+        return None
+
+    @abstractmethod
+    def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
+        """Write observations, actions, outputs, states, rewards and flags. Returns the number of rows, and the ends."""
+
+
+class ScanRollout(Rollout):
+    """Random actions, in environments that can `scan`."""
+
+    def __init__(self, env: VectorEnv, group: EnvGroup, actor: RandomActor, check: ActionCheck) -> None:
+        """Compile it: the environments begin their first episodes afterwards."""
+        super().__init__(env, group, actor)
+        env.scan(tuple(np.zeros((env.scan_length, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves))
+        self._is_first = np.zeros(env.num_envs, dtype=np.bool_)
+
+    def draw(self, num_steps: int) -> Arrays:
+        """Actions [K, N, ...] per leaf: those of as many calls of the actor."""
+        drawn = [self._actor.act((), (), self._is_first).actions for _ in range(num_steps)]
+        return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+
+    def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
+        found, t = list[Ends](), 0
+        while t < num_rows:
+            rows = slice(t, min(t + self._env.scan_length, num_rows))
+            laps = timing.next_laps()
+            actions = self.draw(rows.stop - t)
+            began = monotonic_ns()
+            steps = self._env.scan(actions)
+            if laps is not None:
+                laps.env_ns += monotonic_ns() - began
+            put(block.observation, slice(t + 1, rows.stop + 1), tuple(steps.obs))
+            put(block.action + block.info, rows, (*actions, *steps.info))
+            block.reward[rows], block.terminated[rows] = steps.reward, steps.terminated
+            block.truncated[rows] = steps.truncated
+            at, columns = np.nonzero(steps.terminated | steps.truncated)
+            found.append(Ends(at + t, columns, tuple(leaf[at, columns] for leaf in steps.seen)))
+            t = rows.stop
+            if laps is not None:
+                timing.measured(laps, steps=len(actions[0]))
+            if not proceed((t - rows.start) * self._env.num_envs):
+                break
+        parts = zip(*((ends.rows, ends.columns, *ends.final) for ends in found), strict=True)
+        ended, columns, *final = map(np.concatenate, parts)
+        return t, Ends(ended, columns, tuple(final))
+
+
+class DeviceRollout(Rollout):
+    """A policy and environments on the same device."""
+
+    _actor: PolicyActor
+
+    def __init__(self, env: VectorEnv, group: EnvGroup, actor: PolicyActor, check: ActionCheck) -> None:
+        super().__init__(env, group, actor)
+        assert env.device is not None
+        self._device, self._check = env.device, check
+        self._is_block = env.device.type == "cpu"
+        """The rows on the device are the block's memory."""
+        self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
+        self._rows: DeviceRows | None = None
+
+    def give_rows(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
+        rows = self._rows
+        if device is None or not _is_same(torch.device(device), self._device):
+            return None
+        if self._is_block or rows is None or rows.block is not block:
+            return None
+        self._rows = None
+        return rows
+
+    def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
+        actor, env, num_actions = self._actor, self._env, len(block.action)
+        rows = self._rows = DeviceRows(block, None if self._is_block else self._device, self._rows)
+        first, t = torch.from_numpy(self._group.is_init.copy()).to(self._device), 0
+        for t in range(num_rows):
+            laps, began = timing.next_laps(), monotonic_ns()
+            states: Sequence[torch.Tensor] = rows.states_at[t]
+            if t:
+                # Where an episode began; the stored rows keep what the one before it ended with.
+                states = [torch.where(_beside(first, s), new, s) for s, new in zip(states, self._initial, strict=True)]
+            found = actor.act_tensors(rows.obs_at[t], states, first)
+            for stored, value in zip((*rows.chosen_at[t], *rows.states_at[t + 1]), found, strict=True):
+                stored.copy_(value)
+            acted = monotonic_ns()
+            step = env.step_tensors(found[:num_actions])
+            stepped = monotonic_ns()
+            if actor.reads_first:
+                first = torch.logical_or(step.terminated, step.truncated)
+            reward, *flags = rows.result_at[t]
+            # One launch where all are of one dtype.
+            torch._foreach_copy_([*rows.obs_at[t + 1], *rows.seen_at[t], reward], [*step.obs, *step.seen, step.reward])
+            torch._foreach_copy_(flags, [step.terminated, step.truncated])
+            for stored, value in zip(rows.info_at[t], step.info, strict=True):
+                stored.copy_(value)
+            if laps is not None:
+                laps.inference_ns, laps.env_ns = acted - began, stepped - acted
+                timing.measured(laps)
+            if not proceed(env.num_envs):
+                break
+        rows.download(t + 1)
+        for row in range(t + 1):
+            self._check.values(tuple(leaf[row] for leaf in block.action), "the batch is dropped")
+        ended, columns = np.nonzero(block.terminated[: t + 1] | block.truncated[: t + 1])
+        return t + 1, Ends(ended, columns, rows.final(ended, columns))
+
+
+class DeviceRows:
+    """The rows of a batch on a device: [T + 1, N, ...] per leaf of what is carried, [T, N, ...] of the rest."""
+
+    def __init__(self, block: Block, device: torch.device | None, before: "DeviceRows | None") -> None:
+        """`device`: None if they are the block's own memory; `before`: the last batch's, whose memory is used again
+        where it fits.
+        """
+        self.block = block
+        result = block.reward, block.terminated, block.truncated
+        hosts = block.observation, block.states, block.action, block.outputs, block.info, result
+        self._hosts = [torch.from_numpy(a) for arrays in hosts for a in arrays]
+        if before is not None and [a.shape for a in before._hosts] != [a.shape for a in self._hosts]:
+            before = None
+        self._tensors = self._hosts
+        if device is not None:
+            self._tensors = before._tensors if before else [torch.empty_like(a, device=device) for a in self._hosts]
+        self.device = self._tensors[0].device
+        left = iter(self._tensors)
+        series = [list(islice(left, len(arrays))) for arrays in hosts]
+        self.observation, self.states, self.action, self.outputs, self.info, result_there = series
+        # Looked up where episodes ended.
+        self._seen: list[torch.Tensor] = before._seen if before else [torch.empty_like(a[1:]) for a in self.observation]
+        for tensor, host in zip(self.observation + self.states, self._hosts, strict=False):
+            if tensor is not host:
+                tensor[0].copy_(host[0])
+        # By row, so that a step does not cut them.
+        num_rows = len(block.reward)
+        self.obs_at, self.seen_at = _by_row(self.observation, num_rows + 1), _by_row(self._seen, num_rows)
+        self.states_at = _by_row(self.states, num_rows + 1)
+        self.chosen_at, self.info_at = _by_row(self.action + self.outputs, num_rows), _by_row(self.info, num_rows)
+        self.result_at = _by_row(result_there, num_rows)
+        """Reward, terminated, truncated."""
+
+    def download(self, num_rows: int) -> None:
+        """Copy what was written into the block, and wait for it."""
+        for i, (host, tensor) in enumerate(zip(self._hosts, self._tensors, strict=True)):
+            if host is not tensor:
+                used = slice(num_rows + (i < len(self.observation + self.states)))
+                host[used].copy_(tensor[used])
+
+    def final(self, rows: Array, columns: Array) -> Arrays:
+        """[k, ...] per leaf: what was seen there."""
+        at = torch.from_numpy(rows), torch.from_numpy(columns)
+        return tuple(seen[at].cpu().numpy() for seen in self._seen)
+
+
+def _by_row(tensors: Sequence[torch.Tensor], num_rows: int) -> list[tuple[torch.Tensor, ...]]:
+    """The rows, one after the other: a tensor [N, ...] per leaf each."""
+    return list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True)) or [()] * num_rows
+
+
+def _beside(flags: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    return flags.reshape(-1, *[1] * (value.dim() - 1))
+
+
+def rollout_of(env: VectorEnv, group: EnvGroup, actor: Actor, check: ActionCheck) -> Rollout | None:
+    """How whole batches of a collector's only environments are played; None: step by step."""
+    if isinstance(actor, RandomActor) and env.scan_length and not actor.reads_masks:
+        return ScanRollout(env, group, actor, check)
+    if not isinstance(actor, PolicyActor) or env.device is None or not _is_same(actor.device, env.device):
+        return None
+    return DeviceRollout(env, group, actor, check) if actor.can_act_tensors else None
+
+
+def _is_same(one: torch.device, other: torch.device) -> bool:
+    return (one.type, one.index or 0) == (other.type, other.index or 0)
