@@ -2,7 +2,7 @@
 
     python examples/torch_cartpole.py [--num-envs 4096] [--device cuda]
 
-The environment returns tensors. Where the policy is on their device, batches are played there, and copied to the host once.
+The environment returns tensors. Batches are played on their device, if the policy is there, and copied once.
 """
 
 import argparse
