@@ -69,8 +69,8 @@ def _scan(env: Any, params: Any, step: Any, num_envs: int) -> Callable[[], None]
     def advance(carry: Any, key: Any) -> Any:
         obs, state = carry
         action = jax.random.randint(key, (num_envs,), 0, 2)
-        after, state, reward, done, _ = step(jax.random.split(key, num_envs), state, action, params)
-        return (after, state), (obs, action, reward, done)
+        after, state, reward, *done, _ = step(jax.random.split(key, num_envs), state, action, params)
+        return (after, state), (obs, action, reward, *done)
 
     scan = jax.jit(lambda carry, key: jax.lax.scan(advance, carry, jax.random.split(key, STEPS)))
     key = jax.random.PRNGKey(0)

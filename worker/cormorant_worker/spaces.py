@@ -6,7 +6,7 @@ travel as `Arrays`, one array per leaf, in the order of `leaves(space, prefix)`:
     Dict(pos=Box(3), cam=Tuple(Box(2, 2), Discrete(4)))  ->  cam.0 [n, 2, 2], cam.1 [n], pos [n, 3]
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,6 +171,13 @@ def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
         return lambda arrays: arrays[index]
 
     return plan(space)
+
+
+def map_arrays(change: Callable[[Any], Any], values: Any) -> Any:
+    """`change` each array of nested mappings and tuples."""
+    if isinstance(values, Mapping):
+        return {key: map_arrays(change, value) for key, value in values.items()}
+    return tuple(map_arrays(change, value) for value in values) if isinstance(values, tuple) else change(values)
 
 
 def put(stored: Arrays, at: Any, values: Arrays) -> None:

@@ -1,10 +1,13 @@
 """Batches that are played without the host between two steps are those that are played step by step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import gymnasium
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -16,6 +19,8 @@ from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.rollout import DeviceRollout, ScanRollout
 from cormorant_worker.errors import EnvCrashed, InvalidAction
 from cormorant_worker.launch import make_collector
+from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.policy.jax_policy import JaxPolicy
 
 N = 5
 INFO = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
@@ -100,7 +105,30 @@ def compare(ours: Collector, plain: Collector) -> None:
             np.testing.assert_array_equal(found[key][:, :rows].numpy(), wanted[key][:, :rows].numpy(), str(key))
     assert has_ended > 60
     assert is_short
-    assert np.array_equal(ours.pulse, plain.pulse) or ours.actor is ours.warmup
+    assert np.array_equal(ours.pulse, plain.pulse) or isinstance(ours._rollout, ScanRollout)
+
+
+def act(params: Any, observation: Any, key: Any) -> Any:
+    """A policy in JAX that says what it saw."""
+    mean = jnp.tanh(observation @ params["layer"]["kernel"]) / 2 + params["shift"]
+    drawn = 0.0 if key is None else jax.random.normal(key, mean.shape)
+    return {"action": jnp.clip(mean + drawn / 4, -1, 1), "seen": observation, "net": {"mean": mean}}
+
+
+def jax_policy() -> JaxPolicy:
+    kernel = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
+    return JaxPolicy(act, {"layer": {"kernel": kernel}, "shift": np.zeros(2, np.float32)})
+
+
+@pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.MODE])
+def test_a_policy_in_jax_in_one_loop(exploration: ExplorationType) -> None:
+    ours, plain = (make_collector(env=EchoFunctions, num_envs=N, info=INFO, policy=jax_policy(), seed=7) for _ in "12")
+    with ours, plain:
+        ours._config = plain._config = replace(ours._config, exploration_type=exploration)
+        plain.rng.state = ours.rng.state
+        assert isinstance(ours._rollout, ScanRollout)
+        compare(ours, plain)
+        assert (ours.weights.current()["policy"]["params.shift"] == 0.5).all(), "published weights act"
 
 
 def test_functions_give_their_tensors_without_a_copy() -> None:

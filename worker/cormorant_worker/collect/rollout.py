@@ -2,7 +2,7 @@
 
     DeviceRollout   the policy reads row t of the batch on its device, and what the environments return there is copied
                     into row t + 1; one copy to the host a batch (on a CPU, the rows are the block's own memory)
-    ScanRollout     random actions for K steps at a time, in one compiled loop
+    ScanRollout     K steps at a time in one compiled loop, with random actions or a policy in JAX
 
 What depends on which rows ended (trajectory ids, first frames, final observations) is written when the batch is
 complete: nothing waits for the device before that.
@@ -22,9 +22,10 @@ import torch
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.timing import Timing
-from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.protocol import VectorEnv, WholeStep
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.actor import Actor, PolicyActor, samples
+from cormorant_worker.policy.jax_policy import JaxPolicy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, put
 
@@ -46,8 +47,8 @@ class Ends(NamedTuple):
 class Rollout(ABC):
     """Plays batches of one EnvGroup, all columns of the block. Used by the collector's thread."""
 
-    def __init__(self, env: VectorEnv, group: EnvGroup, actor: Actor) -> None:
-        self._env, self._group, self._actor = env, group, actor
+    def __init__(self, env: VectorEnv, group: EnvGroup, actor: Actor, check: ActionCheck) -> None:
+        self._env, self._group, self._actor, self._check = env, group, actor, check
 
     def fill(self, block: Block, num_rows: int, version: int, timing: Timing, proceed: Proceed) -> bool:
         """Play `num_rows` steps of every environment into a block, or fewer; False: not now, and nothing was done."""
@@ -55,6 +56,8 @@ class Rollout(ABC):
             return False
         put(block.observation + block.states, 0, pending)
         rows, ends = self._play(block, num_rows, timing, proceed)
+        for row in range(rows):
+            self._check.values(tuple(leaf[row] for leaf in block.action), "the batch is dropped")
         observed = tuple(a[: rows + 1] for a in block.observation)
         self._env.check_steps(observed, block.reward[:rows], (ends.rows, ends.columns), ends.final)
         block.policy_version[:rows] = version
@@ -71,38 +74,51 @@ class Rollout(ABC):
 
 
 class ScanRollout(Rollout):
-    """Random actions, in environments that can `scan`."""
+    """Environments that can `scan`, with random actions or a policy in JAX."""
 
-    def __init__(self, env: VectorEnv, group: EnvGroup, actor: RandomActor, check: ActionCheck) -> None:
+    def __init__(self, env: VectorEnv, group: EnvGroup, actor: Actor, check: ActionCheck) -> None:
         """Compile it: the environments begin their first episodes afterwards."""
-        super().__init__(env, group, actor)
-        env.scan(tuple(np.zeros((env.scan_length, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves))
+        super().__init__(env, group, actor, check)
+        acting = actor.models.acting if isinstance(actor, PolicyActor) else None
+        self._policy = acting if isinstance(acting, JaxPolicy) else None
         self._is_first = np.zeros(env.num_envs, dtype=np.bool_)
+        obs = samples(env.observation_space, env.num_envs)
+        for num_steps in (env.scan_length, 1):
+            if self._policy is not None:
+                env.scan_policy(obs, self._policy, np.zeros((num_steps, 2), np.uint32), num_steps)
+            else:
+                nothing = [np.zeros((num_steps, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves]
+                env.scan(obs, tuple(nothing))
 
-    def draw(self, num_steps: int) -> Arrays:
-        """Actions [K, N, ...] per leaf: those of as many calls of the actor."""
+    def _scan(self, obs: Arrays, num_steps: int) -> tuple[Arrays, WholeStep]:
+        """Actions and outputs [K, N, ...] per leaf, and the steps."""
+        if self._policy is not None and isinstance(self._actor, PolicyActor):
+            keys = self._policy.draw_keys(num_steps)
+            chosen, steps = self._env.scan_policy(obs, self._policy, keys, num_steps)
+            return self._actor.stacked(chosen), steps
+        # Drawn as many times, they are those of single steps.
         drawn = [self._actor.act((), (), self._is_first).actions for _ in range(num_steps)]
-        return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+        actions = tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+        return actions, self._env.scan(obs, actions)
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        found, t = list[Ends](), 0
+        found, t, most = list[Ends](), 0, self._env.scan_length
         while t < num_rows:
-            rows = slice(t, min(t + self._env.scan_length, num_rows))
-            laps = timing.next_laps()
-            actions = self.draw(rows.stop - t)
-            began = monotonic_ns()
-            steps = self._env.scan(actions)
+            # Two numbers of steps are compiled.
+            rows = slice(t, t + (most if t + most <= num_rows else 1))
+            laps, began = timing.next_laps(), monotonic_ns()
+            chosen, steps = self._scan(tuple(a[t] for a in block.observation), rows.stop - t)
             if laps is not None:
-                laps.env_ns += monotonic_ns() - began
+                laps.env_ns = monotonic_ns() - began
             put(block.observation, slice(t + 1, rows.stop + 1), tuple(steps.obs))
-            put(block.action + block.info, rows, (*actions, *steps.info))
+            put(block.action + block.outputs + block.info, rows, (*chosen, *steps.info))
             block.reward[rows], block.terminated[rows] = steps.reward, steps.terminated
             block.truncated[rows] = steps.truncated
             at, columns = np.nonzero(steps.terminated | steps.truncated)
             found.append(Ends(at + t, columns, tuple(leaf[at, columns] for leaf in steps.seen)))
-            t = rows.stop
             if laps is not None:
-                timing.measured(laps, steps=len(actions[0]))
+                timing.measured(laps, steps=rows.stop - t)
+            t = rows.stop
             if not proceed((t - rows.start) * self._env.num_envs):
                 break
         parts = zip(*((ends.rows, ends.columns, *ends.final) for ends in found), strict=True)
@@ -116,9 +132,9 @@ class DeviceRollout(Rollout):
     _actor: PolicyActor
 
     def __init__(self, env: VectorEnv, group: EnvGroup, actor: PolicyActor, check: ActionCheck) -> None:
-        super().__init__(env, group, actor)
+        super().__init__(env, group, actor, check)
         assert env.device is not None
-        self._device, self._check = env.device, check
+        self._device = env.device
         self._is_block = env.device.type == "cpu"
         """The rows on the device are the block's memory."""
         self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
@@ -163,8 +179,6 @@ class DeviceRollout(Rollout):
             if not proceed(env.num_envs):
                 break
         rows.download(t + 1)
-        for row in range(t + 1):
-            self._check.values(tuple(leaf[row] for leaf in block.action), "the batch is dropped")
         ended, columns = np.nonzero(block.terminated[: t + 1] | block.truncated[: t + 1])
         return t + 1, Ends(ended, columns, rows.final(ended, columns))
 
@@ -226,11 +240,15 @@ def _beside(flags: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
 
 def rollout_of(env: VectorEnv, group: EnvGroup, actor: Actor, check: ActionCheck) -> Rollout | None:
     """How whole batches of a collector's only environments are played; None: step by step."""
-    if isinstance(actor, RandomActor) and env.scan_length and not actor.reads_masks:
-        return ScanRollout(env, group, actor, check)
-    if not isinstance(actor, PolicyActor) or env.device is None or not _is_same(actor.device, env.device):
+    is_random = isinstance(actor, RandomActor) and not actor.reads_masks
+    if not is_random and not (isinstance(actor, PolicyActor) and actor.can_act_tensors):
         return None
-    return DeviceRollout(env, group, actor, check) if actor.can_act_tensors else None
+    is_jax = isinstance(actor, PolicyActor) and isinstance(actor.models.acting, JaxPolicy) and not actor.normalizer
+    if env.scan_length and (is_random or is_jax):
+        return ScanRollout(env, group, actor, check)
+    if isinstance(actor, PolicyActor) and env.device is not None and _is_same(actor.device, env.device):
+        return DeviceRollout(env, group, actor, check)
+    return None
 
 
 def _is_same(one: torch.device, other: torch.device) -> bool:

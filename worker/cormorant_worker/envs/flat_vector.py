@@ -23,7 +23,7 @@ from cormorant_worker.envs.gymnasium_env import construct, name_of
 from cormorant_worker.envs.info import InfoField, completed
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
-from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, map_arrays, unflattener
 
 STEP_LIMIT_S = 60.0
 """Limit of one step of gymnasium's AsyncVectorEnv; other steps are limited by the environment or the fleet."""
@@ -153,7 +153,7 @@ class FlatVector:
         return self._on_host(self.env.reset(**kwargs))
 
     def _on_host(self, values: Any) -> Any:
-        return _map_arrays(self._to_host, values)
+        return map_arrays(self._to_host, values)
 
     def _to_host(self, array: Any) -> Any:
         if not hasattr(array, "detach"):
@@ -166,7 +166,7 @@ class FlatVector:
             return arrays
         import torch  # the environment has imported it
 
-        return _map_arrays(partial(torch.as_tensor, device=self.device), arrays)
+        return map_arrays(partial(torch.as_tensor, device=self.device), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
@@ -395,13 +395,6 @@ class FlatVector:
             has_stepped=self.steps > 0,
             details=details,
         )
-
-
-def _map_arrays(change: Callable[[Any], Any], values: Any) -> Any:
-    """`change` each array of nested mappings and tuples."""
-    if isinstance(values, Mapping):
-        return {key: _map_arrays(change, value) for key, value in values.items()}
-    return tuple(_map_arrays(change, value) for value in values) if isinstance(values, tuple) else change(values)
 
 
 def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Array | None]:

@@ -27,7 +27,8 @@ from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField, completed
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
+from cormorant_worker.policy.jax_policy import JaxPolicy
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
 
 Tree = Any
 """Nested dicts, tuples and dataclasses of JAX arrays."""
@@ -234,7 +235,7 @@ class Compiled:
         self.begin = jax.jit(self._begin)
         self.step = jax.jit(self._step, donate_argnums=0)
         self.restart = jax.jit(self._restart, donate_argnums=0)
-        self.scan = jax.jit(self._scan, donate_argnums=0)
+        self._scans: dict[Any, Callable[..., Any]] = {}
 
     def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
         def first_info(key: Any) -> Tree:
@@ -295,15 +296,31 @@ class Compiled:
         )
         return after, first, seen, reward.astype(jnp.float32), terminated, truncated, columns
 
-    def _scan(self, carry: RowStates, actions: Any) -> tuple[RowStates, tuple[Any, ...]]:
-        """As many steps as there are `actions` [K, N, ...]; results [K, N, ...] each."""
+    def scan_with(self, act: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
+        """A compiled function of a carry, observations [N, ...] per leaf, parameters, and K keys; returns a carry, and
+        [K, N, ...] each: what `act` chose, and the results of `_step`. Without `act`, actions [K, N, ...] take the
+        place of the keys.
+        """
+        if act in self._scans:
+            return self._scans[act]
+        nested = unflattener(self.observation_space)
 
-        def step(carry: RowStates, action: Any) -> tuple[RowStates, tuple[Any, ...]]:
-            after, *results = self._step(carry, action)
-            return after, tuple(results)
+        def step(carry: RowStates, obs: Any, params: Any, drawn: Any) -> Any:
+            chosen = drawn if act is None else act(params, nested(obs), drawn)
+            action = chosen["action"] if isinstance(chosen, Mapping) else chosen
+            after, first, *results = self._step(carry, action.astype(self.no_action.dtype))
+            return after, first, (chosen, first, *results)
 
-        after, results = jax.lax.scan(step, carry, actions)
-        return after, results
+        def scan(carry: RowStates, obs: Any, params: Any, drawn: Any, num_steps: int) -> Any:
+            def advance(now: Any, each: Any) -> Any:
+                after, first, results = step(now[0], now[1], params, each)
+                return (after, first), results
+
+            (after, _), results = jax.lax.scan(advance, (carry, tuple(obs)), drawn, length=num_steps)
+            return after, results
+
+        self._scans[act] = jax.jit(scan, donate_argnums=0, static_argnums=4)
+        return self._scans[act]
 
 
 def _unpacked(space: Space, value: Any) -> Any:
@@ -390,17 +407,17 @@ class FunctionalVectorEnv(VectorEnv):
         )
         return Step(rows, self._checked(obs, rows), reward, terminated, truncated, ended, final, NO_ROWS, columns)
 
-    def scan(self, actions: Arrays) -> WholeStep:
+    def scan(self, obs: Arrays, actions: Arrays) -> WholeStep:
         given = actions[0].astype(self._action.dtype)
-        if len(given) == self.scan_length:
-            self._carry, results = self._call(self._compiled.scan, self._carry, given)
-        else:  # nothing is compiled for another number of steps
-            steps = []
-            for action in given:
-                self._carry, *step = self._call(self._compiled.step, self._carry, action)
-                steps.append(step)
-            results = jax.tree.map(lambda *parts: np.stack(parts), *steps)
-        return WholeStep(*jax.tree.map(np.asarray, tuple(results)))
+        return self._scan(None, obs, None, given, len(given))[1]
+
+    def scan_policy(self, obs: Arrays, policy: JaxPolicy, keys: Any, num_steps: int) -> tuple[Any, WholeStep]:
+        return self._scan(policy.act, obs, policy.arrays(), keys, num_steps)
+
+    def _scan(self, act: Any, *given: Any) -> tuple[Any, WholeStep]:
+        self._carry, results = self._call(self._compiled.scan_with(act), self._carry, *given)
+        chosen, *results = jax.tree.map(np.asarray, results)
+        return chosen, WholeStep(*results)
 
     def step_tensors(self, actions: Sequence[torch.Tensor]) -> WholeStep:
         # A copy: the policy may write it again while JAX still reads it.

@@ -21,6 +21,8 @@ from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe
 if TYPE_CHECKING:
     import torch
 
+    from cormorant_worker.policy.jax_policy import JaxPolicy
+
 Rows = npt.NDArray[np.int64]
 """Numbers of environments within one VectorEnv, 0 <= row < num_envs, without duplicates."""
 
@@ -96,7 +98,7 @@ class VectorEnv(Protocol):
     device: "torch.device | None" = None
     """Where `step_tensors` steps without the host; None: it cannot."""
     scan_length: int = 0
-    """K, the number of steps that `scan` takes at once; 0: it cannot."""
+    """K, the number of steps that `scan` takes at best; 0: it cannot."""
     why_not_saved: str = "these environments have no states"
     """Why environments cannot be saved, if `state` is not implemented."""
 
@@ -130,8 +132,14 @@ class VectorEnv(Protocol):
         """
         raise EnvCrashed("these environments do not step on a device")
 
-    def scan(self, actions: Arrays) -> WholeStep:
-        """Step every row K times with `actions` [K, N, ...] per leaf."""
+    def scan(self, obs: Arrays, actions: Arrays) -> WholeStep:
+        """Step every row K times, from where they show `obs` [N, ...], with `actions` [K, N, ...] per leaf."""
+        raise EnvCrashed("these environments do not scan")
+
+    def scan_policy(self, obs: Arrays, policy: "JaxPolicy", keys: Any, num_steps: int) -> tuple[Any, WholeStep]:
+        """Step every row K times with a policy's actions, one key a step. Returns [K, N, ...] what it chose, as its
+        function returns it, and the steps.
+        """
         raise EnvCrashed("these environments do not scan")
 
     def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:

@@ -159,6 +159,19 @@ class PolicyActor:
         written = self._written_by(self._call(obs, states, is_init))
         return [_fitted(tensor, leaf, len(is_init)) for tensor, leaf in zip(written, self._leaves, strict=True)]
 
+    def _named(self, result: Any) -> Mapping[Key, Any]:
+        return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
+
+    def stacked(self, chosen: Any) -> Arrays:
+        """Actions and outputs, as they are stored, of what a policy returned for K steps at once, [K, N, ...]; only if
+        `can_act_tensors`.
+        """
+        found = (as_numpy(value) for value in self._written_by(self._named(chosen)))
+        return tuple(
+            array.reshape(*array.shape[:2], *leaf.shape).astype(leaf.dtype, copy=False)
+            for array, leaf in zip(found, self._leaves, strict=True)
+        )
+
     def _written_by(self, written: Mapping[Key, torch.Tensor]) -> list[torch.Tensor]:
         try:
             return [written[key] for key in self._written]
@@ -168,10 +181,7 @@ class PolicyActor:
             ) from missing
 
     def _call_plain(self, obs: Sequence[Any], states: Sequence[Any], is_init: Any) -> Mapping[Key, torch.Tensor]:
-        result = self.models.acting(self._nest(self._tensors(obs)))
-        if isinstance(result, _ARRAYS):
-            return {("action",): torch.as_tensor(result)}
-        return dict(_flat(result))
+        return self._named(self.models.acting(self._nest(self._tensors(obs))))
 
     def _call_tensordict_module(
         self, obs: Sequence[Any], states: Sequence[Any], is_init: Any
