@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic.alias_generators import to_camel
 from pydantic_core import PydanticCustomError
 
-from cormorant_contract.rule import Rule
+from cormorant_contract.rule import Rule, broken_by
 
 _camel = cache(to_camel)
 INT32_MAX = 2**31 - 1
@@ -68,9 +68,11 @@ class Contract(BaseModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        broken = [rule for rule in self.rules() if rule.is_broken_by(self)]
-        if broken:
-            violations = [(rule.path, rule.explain(self)) for rule in broken]
+        if not (rules := self.rules()):
+            return self
+        document = self.to_document()
+        if broken := broken_by(self, document, rules):
+            violations = [(rule.path, rule.explain(self, document)) for rule in broken]
             text = "; ".join(sentence for _, sentence in violations)
             raise PydanticCustomError("rules", "{text}", {"text": text, "violations": violations})
         return self

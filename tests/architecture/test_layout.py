@@ -52,7 +52,7 @@ LIBRARIES = {"torch", "tensordict", "ray", "envpool", "pyarrow", "gymnasium", "n
             (LIBRARIES - {"numpy"}) | {"httpx2", "httpx", "cormorant_worker", "safetensors"},
         ),
         ("import cormorant_api.server", {"opentelemetry.sdk"}),
-        ("import cormorant_contract.schema, cormorant_contract.parsing", LIBRARIES | {"yaml", "typer", "rich"}),
+        ("import cormorant_contract.schema, cormorant_contract.parsing", LIBRARIES | {"yaml"}),
         ("import cormorant_manifest.reader", {"torch", "tensordict", "ray", "envpool", "pyarrow"}),
         ("import cormorant_operator.__main__", {"torch", "ray", "numpy", "tensordict", "fastapi"}),
         (
