@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cormorant_cli.commands.run import (
+    WORKERS,
     DeviceOption,
     FleetOption,
     JobName,
@@ -69,9 +70,7 @@ def evaluate(
     video: Annotated[
         int, typer.Option(min=0, help="Record the first N episodes of each checkpoint as MP4 in --output.")
     ] = 0,
-    workers: Annotated[
-        int, typer.Option(min=0, rich_help_panel="Workers", help="Number of workers (0: one per core).")
-    ] = 0,
+    workers: Annotated[int, WORKERS(min=0, help="Number of workers (0: one per core).")] = 0,
     device: DeviceOption = "auto",
     fleet: FleetOption = "local",
     ray_address: RayAddress = "",

@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
@@ -52,29 +53,18 @@ _DRAIN_S = 3.0
 """Time for workers to finish; closing takes at most five seconds in all."""
 _TOO_EARLY = "interrupted before the first frame"
 
+WORKERS, SERVING, OUTPUT = (partial(typer.Option, rich_help_panel=it) for it in ("Workers", "Serving", "Output"))
+"""Options in a panel of the help."""
 FleetKind = Literal["local", "ray"]
 JobName = Annotated[str, typer.Option("--name", help="metadata.name of the job, if the file has several.")]
 DeviceOption = Annotated[
-    Literal["auto", "cpu", "cuda"],
-    typer.Option("--device", rich_help_panel="Workers", help="Device of the policies (auto: as in the worker groups)."),
+    Literal["auto", "cpu", "cuda"], WORKERS("--device", help="Device of the policies (auto: as in the worker groups).")
 ]
 FleetOption = Annotated[
-    FleetKind,
-    typer.Option(
-        "--fleet",
-        rich_help_panel="Workers",
-        help="local: processes on this machine; ray: actors on a Ray cluster.",
-    ),
+    FleetKind, WORKERS("--fleet", help="local: processes on this machine; ray: actors on a Ray cluster.")
 ]
-RayAddress = Annotated[
-    str,
-    typer.Option(
-        "--ray-address",
-        envvar="RAY_ADDRESS",
-        rich_help_panel="Workers",
-        help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
-    ),
-]
+_RAY_HELP = 'Ray cluster for --fleet ray: "auto" or host:port (empty: start one).'
+RayAddress = Annotated[str, WORKERS("--ray-address", envvar="RAY_ADDRESS", help=_RAY_HELP)]
 
 
 def run(
@@ -83,57 +73,33 @@ def run(
     ],
     name: JobName = "",
     workers: Annotated[
-        int,
-        typer.Option(
-            min=0, rich_help_panel="Workers", help="Number of workers (0: as in the manifest, at most one per core)."
-        ),
+        int, WORKERS(min=0, help="Number of workers (0: as in the manifest, at most one per core).")
     ] = 0,
     device: DeviceOption = "auto",
     fleet: FleetOption = "local",
     ray_address: RayAddress = "",
     frames: Annotated[int, typer.Option(min=0, help="Frames to collect (0: totalFrames of the manifest).")] = 0,
     serve: Annotated[
-        bool,
-        typer.Option(
-            "--serve",
-            rich_help_panel="Serving",
-            help="Serve the REST API and the live page; learners take batches over HTTP.",
-        ),
+        bool, SERVING("--serve", help="Serve the REST API and the live page; learners take batches over HTTP.")
     ] = False,
-    port: Annotated[
-        int,
-        typer.Option(
-            min=0, max=65534, rich_help_panel="Serving", help="Port of the REST API; bulk data uses the next one."
-        ),
-    ] = 8000,
+    port: Annotated[int, SERVING(min=0, max=65534, help="Port of the REST API; bulk data uses the next one.")] = 8000,
     directory: Annotated[
-        Path | None,
-        typer.Option(
-            rich_help_panel="Serving", help="Folder that keeps weights, tokens and the frame count between runs."
-        ),
+        Path | None, SERVING(help="Folder that keeps weights, tokens and the frame count between runs.")
     ] = None,
     metrics_port: Annotated[
         int,
-        typer.Option(
+        OUTPUT(
             min=0,
             max=65535,
-            rich_help_panel="Output",
             help="Port of Prometheus metrics on loopback (0: none). With --serve they are at /metrics.",
         ),
     ] = 0,
     report: Annotated[
         Path | None,
-        typer.Option(
-            rich_help_panel="Output",
-            help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine).",
-        ),
+        OUTPUT(help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine)."),
     ] = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", rich_help_panel="Output", help="Log every event as it is.")
-    ] = False,
-    debug: Annotated[
-        bool, typer.Option("--debug", rich_help_panel="Output", help="Log every detail; show tracebacks.")
-    ] = False,
+    verbose: Annotated[bool, OUTPUT("--verbose", "-v", help="Log every event as it is.")] = False,
+    debug: Annotated[bool, OUTPUT("--debug", help="Log every detail; show tracebacks.")] = False,
 ) -> None:
     """Run a manifest on this machine, without Kubernetes.
 
