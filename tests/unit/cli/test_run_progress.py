@@ -186,13 +186,10 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK}, f"{OF_THE_USER}\n"),
         ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK.replace("/home/me", OURS)}, ""),
         (
-            {"event": "worker_traceback", "level": "warning", "exception": CHAINED + TRACEBACK},
-            f"{CHAINED}{OF_THE_USER}\n",
+            {"event": "worker_traceback", "level": "error", "exception": CHAINED + TRACEBACK},
+            CHAINED + OF_THE_USER + "\n",
         ),
-        (
-            {"event": "env_restarted", "level": "warning", "exception": TRACEBACK},
-            f"warning: env restarted\n{OF_THE_USER}\n",
-        ),
+        ({"event": "restarted", "level": "warning", "exception": TRACEBACK}, f"warning: restarted\n{OF_THE_USER}\n"),
     ],
 )
 def test_log_is_sentences_each_once_and_raw_where_asked(
