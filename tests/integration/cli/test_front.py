@@ -4,9 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
-from cormorant import load_job, make_collector, open_fleet
+from cormorant import load_job, open_fleet
 from cormorant_testing.commands import START_S, Written
 from cormorant_worker.errors import ManifestError, UnknownEnv
 
@@ -17,25 +16,14 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.timeout(3 * START_S)
-def test_a_fleet_from_a_path_delivers_every_frame(write: Written) -> None:
-    path = write(collection={"framesPerBatch": 64, "totalFrames": 300}, policy={"random": {}})
-    with open_fleet(path, workers=1) as fleet:
-        frames = [batch.numel() for batch in fleet.batches()]
-    assert frames == [64, 64, 64, 64, 44]
-
-
-def test_one_collector_in_this_process_from_a_mapping(write: Written) -> None:
-    document = yaml.safe_load(write().read_text())
-    with make_collector(document) as collector:
-        assert collector.collect(num_steps=100).shape == (4, 25)
-
-
-def test_entrypoints_are_found_beside_the_manifest(write: Written, tmp_path: Path) -> None:
+def test_a_fleet_from_a_path_finds_its_policy_beside_it(write: Written, tmp_path: Path) -> None:
     (tmp_path / "beside_policies.py").write_text(
         "from cormorant.policies import mlp\ndef make(o, a):\n    return mlp(o, a, hidden=[8])\n"
     )
-    with make_collector(write(policy={"entrypoint": "beside_policies:make"})) as collector:
-        assert collector.collect(num_steps=4).shape == (4, 1)
+    collection = {"framesPerBatch": 64, "totalFrames": 300}
+    with open_fleet(write(collection=collection, policy={"entrypoint": "beside_policies:make"}), workers=1) as fleet:
+        frames = [batch.numel() for batch in fleet.batches()]
+    assert frames == [64, 64, 64, 64, 44]
 
 
 def test_one_of_several_jobs_is_chosen_by_name(write: Written) -> None:

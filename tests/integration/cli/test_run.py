@@ -84,32 +84,23 @@ def test_run_without_the_extra_api_says_what_writes_reports(
     assert "report:" not in out
 
 
-def test_a_raising_policy_is_the_users_traceback_and_a_sentence(start: Started, write: Written, tmp_path: Path) -> None:
-    (tmp_path / "raising.py").write_text("def make(o, a):\n    return act\ndef act(obs):\n    raise ValueError('oh')\n")
-    write(policy={"entrypoint": "raising:make"})
-    err = ends_with_traceback(start, tmp_path / "raising.py", line=4, function="act")
-    assert err[-1].startswith("worker cpu-0: the policy raised ValueError on observations of shape")
-
-
-@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
-def test_a_raising_environment_is_the_users_traceback(
-    vectorization: str, start: Started, write: Written, tmp_path: Path
-) -> None:
-    (tmp_path / "raising.py").write_text(SLEEPER.replace("return numpy", "raise ValueError('oh')  #"))
-    write(env={"gymnasium": {"entrypoint": "raising:Sleeper", "numEnvs": 1, "vectorization": vectorization}})
-    err = ends_with_traceback(start, tmp_path / "raising.py", line=8, function="reset")
-    assert err[-1] == "worker cpu-0: environment 0 (raising:Sleeper) raised ValueError: oh before its first step"
-
-
-def ends_with_traceback(start: Started, file: Path, *, line: int, function: str) -> list[str]:
-    code, _, err = start("run", "job.yaml").end()
-    assert code == 1
-    assert err.splitlines()[:2] == [
-        "Traceback (most recent call last):",
-        f'  File "{file}", line {line}, in {function}',
-    ]
+@pytest.mark.parametrize("where", ["policy", "inline", "subprocess"])
+def test_what_raises_is_the_users_traceback(where: str, start: Started, write: Written, tmp_path: Path) -> None:
+    place, words = "line 8, in reset", "environment 0 (raising:Sleeper) raised ValueError: oh before its first step"
+    code = SLEEPER.replace("return numpy", "raise ValueError('oh')  #")
+    spec = {"env": {"gymnasium": {"entrypoint": "raising:Sleeper", "numEnvs": 1, "vectorization": where}}}
+    if where == "policy":
+        place, words = "line 4, in act", "the policy raised ValueError on observations of shape"
+        code = "def make(o, a):\n    return act\ndef act(obs):\n    raise ValueError('oh')\n"
+        spec = {"policy": {"entrypoint": "raising:make"}}
+    (tmp_path / "raising.py").write_text(code)
+    write(**spec)
+    exit_code, _, err = start("run", "job.yaml").end()
+    first, second, *_, last = err.splitlines()
+    assert exit_code == 1
+    assert (first, second) == ("Traceback (most recent call last):", f'  File "{tmp_path}/raising.py", {place}')
     assert "cormorant_worker" not in err
-    return err.splitlines()
+    assert last.startswith(f"worker cpu-0: {words}")
 
 
 @pytest.mark.slow

@@ -40,9 +40,7 @@ def test_a_fleet_is_scraped_while_it_collects(start: Started, write: Written) ->
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_a_sentence(start: Started, write: Written) -> None:
     write()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         code, _, err = start("run", "job.yaml", "--metrics-port", str(port)).end()
     assert code == 2
