@@ -77,6 +77,15 @@ class Skirmish(ParallelEnv[str, Any, Any]):
         truncations = {agent: ends[agent] and not kinds[agent] for agent in acted} | dict.fromkeys(back, False)
         return obs, rewards, terminations, truncations, infos
 
+    def get_state(self) -> dict[str, Any]:
+        counts = [self._seed, self._episode, self._step]
+        return {"counts": counts, "done": self._done, "agents": self.agents, "rng": self._rng.bit_generator.state}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._seed, self._episode, self._step = state["counts"]
+        self._done, self.agents = dict(state["done"]), list(state["agents"])
+        self._rng.bit_generator.state = state["rng"]
+
     def close(self) -> None:
         pass
 

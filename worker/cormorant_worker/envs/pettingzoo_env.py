@@ -28,7 +28,7 @@ from cormorant_worker.entrypoints import did_you_mean, load_object
 from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import EnvFactory, check_same, construct, has_agents, name_of, words_of
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.errors import EnvBuildError, EnvNotSaved
 from cormorant_worker.spaces import Rooted, Space, leaves, unflattener
 
 Groups = str | Mapping[str, Sequence[str]]
@@ -235,6 +235,16 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             reward /= max(len(present), 1)
         is_late = 0 < self._source.max_episode_steps <= self._steps
         return self._observe(obs, infos), reward, has_terminated, has_truncated or is_late, info
+
+    def get_state(self) -> dict[str, Any]:
+        """The state of the environment, if it has `get_state` and `set_state`. Raises EnvNotSaved where it has not."""
+        if not (hasattr(self._env, "get_state") and hasattr(self._env, "set_state")):
+            raise EnvNotSaved(f"{self._source.name} has no get_state and set_state")
+        return {"env": self._env.get_state(), "steps": self._steps}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        self._env.set_state(state["env"])
+        self._acting, self._steps = self._living(), state["steps"]
 
     def close(self) -> None:
         self._env.close()
