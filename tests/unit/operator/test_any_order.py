@@ -217,10 +217,12 @@ class AnyOrder(RuleBasedStateMachine):
         world = self.world
         plan = world.plan()
         if not changes(plan):
-            assert plan.due is None or plan.due > world.now.replace(microsecond=0), "it would be looked at for ever"
-            latest = plan.due - timedelta(seconds=1) if plan.due is not None else world.now + timedelta(days=30)
-            later = world.plan(now=max(world.now, latest))
-            assert not changes(later), (later, plan.due)
+            due = min(
+                (at for at in (plan.due, plan.counters_at) if at is not None), default=world.now + timedelta(days=30)
+            )
+            assert due > world.now.replace(microsecond=0), "it would be looked at for ever"
+            later = world.plan(now=max(world.now, due - timedelta(seconds=1)))
+            assert not changes(later), (later, due)
 
     @invariant()
     def calm_workers_hide_nothing(self) -> None:
