@@ -5,7 +5,7 @@ epoch, settled frames that ever do, a job that is over and comes back.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -84,9 +84,21 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, q
     )
 
 
-class World:
-    """One job in a cluster."""
+class _Then:
+    """`world.then.evict(name)`: it happens, and the operator has done what it wants."""
 
+    def __init__(self, world: "World") -> None:
+        self._world = world
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        def happen(*given: Any, **named: Any) -> None:
+            getattr(self._world, name)(*given, **named)
+            self._world.settle()
+
+        return happen
+
+
+class World:
     def __init__(self, *, defaults: OperatorDefaults | None = None, queue: str = "", **spec: Any) -> None:
         self.defaults = defaults or OperatorDefaults()
         self.spec, self.queue = spec, queue
@@ -119,6 +131,7 @@ class World:
         self.epoch = 0
         """Highest attempts and epoch that the operator has seen."""
         self._uids = 0
+        self.then = _Then(self)
 
     # -- the operator ------------------------------------------------------------------------------------------
 
@@ -188,14 +201,10 @@ class World:
         raise AssertionError("pods never became ready")
 
     def wait(self, seconds: float) -> None:
-        """Time passes, and the operator has done what it wants."""
-        self.tick(seconds)
-        self.settle()
+        self.then.tick(seconds)
 
     def apply(self, **spec: Any) -> None:
-        """Somebody changes the spec, and the operator has done what it wants."""
-        self.edit(**spec)
-        self.settle()
+        self.then.edit(**spec)
 
     def restart_operator(self) -> None:
         """What lives in the operator's state is gone."""

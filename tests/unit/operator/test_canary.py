@@ -30,8 +30,7 @@ def test_image_that_cannot_be_pulled_costs_a_running_job_nothing() -> None:
     world.block(canary(world).name, Obstacle.IMAGE_PULL, "image example/cormorant:2: not found")
     for frames in range(2000, 50_000, 2000):
         world.tick(550)
-        world.collect(frames)
-        world.settle()
+        world.then.collect(frames)
     assert world.condition("Accepted") == "False/ImagePull"
     assert world.message("Accepted").endswith("image example/cormorant:2: not found")
     assert (world.job.status.reason, world.condition("Updating")) == ("ImagePull", "True/TryingImage")
@@ -51,8 +50,7 @@ def test_head_goes_once_its_new_image_was_pulled() -> None:
     (container,) = manifest["spec"]["containers"]
     assert (container["image"], container["command"]) == ("example/cormorant:2", ["python", "-c", ""])
     assert manifest["spec"]["restartPolicy"] == "Never"
-    world.finish(canary(world).name, exit_code=0)
-    world.settle()
+    world.then.finish(canary(world).name, exit_code=0)
     assert deleted(world) >= {"head"}
     world.tick(60)
     world.run()
@@ -63,16 +61,14 @@ def test_head_goes_once_its_new_image_was_pulled() -> None:
 
 def test_worker_that_dies_during_a_trial_keeps_the_old_image() -> None:
     world = changed()
-    world.evict(world.live()[0].name)
-    world.settle()
+    world.then.evict(world.live()[0].name)
     assert (len(world.live()), {pod.image for pod in world.live()}) == (2, {"example/cormorant:1"})
 
 
 def test_canary_that_never_ran_is_made_again() -> None:
     world = changed()
     first = canary(world)
-    world.reject(first.name)
-    world.settle()
+    world.then.reject(first.name)
     assert (canary(world).uid, world.plan().due) == (first.uid, world.now + timedelta(seconds=30))
     world.wait(30)
     assert (canary(world).name, canary(world).uid != first.uid) == (first.name, True)
@@ -98,13 +94,11 @@ def test_head_that_does_not_work_is_replaced_without_a_trial() -> None:
 def test_suspension_and_the_end_of_a_job_take_the_canary_along() -> None:
     world = changed()
     world.apply(suspend=True)
-    world.finish("pong-head-1", exit_code=143)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=143)
     world.wait(60)
     assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
     done = changed()
-    done.finish("pong-head-1", exit_code=0)
-    done.settle()
+    done.then.finish("pong-head-1", exit_code=0)
     assert "canary" in deleted(done)
 
 
@@ -112,6 +106,5 @@ def test_canary_that_finds_no_node_fails_no_job() -> None:
     world = changed(runPolicy={"onUnschedulable": "Fail", "unschedulableAfterSeconds": 60})
     world.block(canary(world).name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
     world.tick(100)
-    world.collect(5000)
-    world.settle()
+    world.then.collect(5000)
     assert (world.condition("Accepted"), world.condition("Failed")) == ("False/Unschedulable", "")

@@ -14,8 +14,7 @@ def test_blocked_or_starved_head_is_retried_and_not_counted(code: int, wait_s: i
     words = "file:///data/run cannot be written: no permission to write in /data; choose another URI"
     world = waiting(runPolicy={"maxHeadRestarts": 0})
     for epoch in range(1, 5):
-        world.finish(f"pong-head-{epoch}", exit_code=code, message=f'{{"frames": 1000, "reason": "{words}"}}')
-        world.settle()
+        world.then.finish(f"pong-head-{epoch}", exit_code=code, message=f'{{"frames": 1000, "reason": "{words}"}}')
         assert world.condition("Ready") == "False/HeadBlocked"
         assert world.message("Ready") == f"pong-head-{epoch} exited with code {code} (Error): {words}"
         assert (world.job.status.reason, world.job.status.head_restarts) == ("HeadBlocked", 0)
@@ -61,8 +60,7 @@ def test_worker_without_a_device_says_why_everywhere() -> None:
         assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
         world.wait(120)
         assert (world.live()[0].attempt, world.live()[0].failures) == (attempt + 1, 0)
-        world.start_all()
-        world.settle()
+        world.then.start_all()
     assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
 
 
@@ -77,8 +75,7 @@ def test_blocked_worker_among_others_ends_nothing(words: str) -> None:
     world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
     for _ in range(3):
         victim = world.live()[1].name
-        world.finish(victim, exit_code=3, message=words)
-        world.settle()
+        world.then.finish(victim, exit_code=3, message=words)
         assert world.condition("Ready") == "True/EnoughWorkers"
         assert world.message("Ready") == f"1 of 2 workers are ready; {victim} exited with code 3 (Error): {words}"
         assert world.job.status.recent_failures[-1].message == words
@@ -110,16 +107,13 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     world.settle()
     assert world.job.status.reason == "", "it starts"
     world.place_all()
-    world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
-    world.settle()
+    world.then.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
     assert world.job.status.reason == "ImagePull"
     world.run()
     assert world.job.status.reason == ""
-    world.say(world.head, is_queue_full=True)
-    world.settle()
+    world.then.say(world.head, is_queue_full=True)
     assert world.job.status.reason == "WaitingForConsumer"
-    world.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "no such policy"}')
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "no such policy"}')
     assert world.job.status.reason == "HeadRefused"
 
 
@@ -127,31 +121,26 @@ def test_environments_that_keep_failing_are_said() -> None:
     world = World()
     world.run()
     world.collect(5000)
-    world.say(world.head, env_failures="environments keep failing: ...\nTraceback")
-    world.settle()
+    world.then.say(world.head, env_failures="environments keep failing: ...\nTraceback")
     assert world.condition("Progressing") == "True/EnvironmentsFailing"
     assert world.job.status.reason == "EnvironmentsFailing"
     assert world.told.count("EnvironmentsFailing") == 1
-    world.say(world.head, env_failures="")
-    world.settle()
+    world.then.say(world.head, env_failures="")
     assert world.job.status.reason == ""
 
 
 def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does() -> None:
     world = running()
     world.say(world.head, version=40)
-    world.vanish("pong-head-1")
-    world.settle()
+    world.then.vanish("pong-head-1")
     head = [order.manifest for order in of_kind(world.done, CreatePod) if order.owner == "head"][-1]
     assert {"name": "CORMORANT_PUBLISHED_VERSION", "value": "40"} in head["spec"]["containers"][0]["env"]
     world.start_all()
-    world.say(world.head, missing_weights="waits for version 40", is_leased=True, pause_state="paused")
-    world.settle()
+    world.then.say(world.head, missing_weights="waits for version 40", is_leased=True, pause_state="paused")
     assert (world.condition("Paused"), world.message("Paused")) == ("True/API", "waits for version 40")
     world.say(world.head, missing_weights="acts with version 0", is_leased=False, pause_state="running")
     world.tick(5)
-    world.collect(2000)
-    world.settle()
+    world.then.collect(2000)
     assert world.condition("Progressing") == "True/WeightsMissing"
     assert world.message("Progressing") == "acts with version 0"
     assert (world.job.status.reason, world.told.count("WeightsMissing")) == ("WeightsMissing", 1)
@@ -162,20 +151,17 @@ def test_evaluation_that_is_complete_counts_episodes() -> None:
     output = {"dataset": {"uri": "file:///data/results"}}
     world = World(policy={"entrypoint": "cormorant.policies:mlp"}, collection=collection, output=output)
     world.run()
-    world.finish("pong-head-1", exit_code=0)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=0)
     assert world.message("Completed") == "200 episodes were collected and delivered"
 
 
 def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name
-    world.finish(worker, has_sidecar=True)
-    world.settle()
+    world.then.finish(worker, has_sidecar=True)
     assert (world.slots(), world.live()[0].failures) == (["cpu-0", "cpu-1"], 1)
     assert world.pods[worker].is_terminating
-    world.finish("pong-head-1", has_sidecar=True)
-    world.settle()
+    world.then.finish("pong-head-1", has_sidecar=True)
     assert (world.head.name, world.head.failures, world.job.status.head_restarts) == ("pong-head-2", 1, 1)
     assert world.pods["pong-head-1"].is_terminating
     world.tick(60)
@@ -186,8 +172,7 @@ def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
 
 def test_head_done_beside_a_sidecar_completes_the_job() -> None:
     world = running()
-    world.finish("pong-head-1", exit_code=0, has_sidecar=True)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=0, has_sidecar=True)
     assert world.condition("Completed") == "True/AllFramesDelivered"
     assert all(pod.is_terminating for pod in world.pods.values())
 
@@ -196,8 +181,7 @@ def test_failed_head_with_sidecar_stays_until_its_successor() -> None:
     world = running(runPolicy={"progressDeadlineSeconds": 0})
     for epoch in (1, 2):
         world.start(f"pong-head-{epoch}")
-        world.finish(f"pong-head-{epoch}", has_sidecar=True)
-        world.settle()
+        world.then.finish(f"pong-head-{epoch}", has_sidecar=True)
     assert world.plan().due == world.now + timedelta(seconds=10), "the back-off of a second failure"
     assert not world.pods["pong-head-2"].is_terminating
     world.wait(10)
@@ -207,11 +191,9 @@ def test_failed_head_with_sidecar_stays_until_its_successor() -> None:
 
 def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
     world = waiting(runPolicy={"maxRestartsPerSlot": 0, "progressDeadlineSeconds": 0})
-    world.evict(world.live()[0].name)
-    world.settle()
+    world.then.evict(world.live()[0].name)
     for _ in range(3):
-        world.reject(world.live()[0].name)
-        world.settle()
+        world.then.reject(world.live()[0].name)
         assert len(world.live()) == 1
         due = world.plan().due
         assert due is not None
@@ -223,21 +205,18 @@ def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
 
 def test_head_evicted_by_a_taint_is_never_one_of_two() -> None:
     world = running()
-    world.expel("pong-head-1")
-    world.settle()
+    world.then.expel("pong-head-1")
     assert of_kind(world.done, CheckNode) == [CheckNode(name="node-of-pong-head-1")]
     assert [pod.name for pod in world.pods.values() if pod.role == "head"] == ["pong-head-1"], "it may still write"
     world.wait(10)
     assert len(of_kind(world.done, CheckNode)) == 2, "it is looked at again, every ten seconds"
-    world.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
     assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1234)
 
 
 def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
     world = running()
-    world.expel("pong-head-1")
-    world.settle()
+    world.then.expel("pong-head-1")
     world.lost_nodes.add("node-of-pong-head-1")
     world.wait(9)
     assert "pong-head-2" not in world.pods
@@ -247,8 +226,7 @@ def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
 
 def test_volume_on_a_lost_node_is_reported_and_waited_for() -> None:
     world = running(head={"persistence": {"claimName": "weights"}}, runPolicy={"startupDeadlineSeconds": 900})
-    world.lose("pong-head-1")
-    world.settle()
+    world.then.lose("pong-head-1")
     world.place("pong-head-2")
     world.wait(5000)
     assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/VolumeOnLostNode", "")
@@ -267,8 +245,7 @@ def test_suspension_waits_for_tainted_but_not_lost_nodes() -> None:
     world.lose(lost)
     world.expel(tainted)
     world.apply(suspend=True)
-    world.finish("pong-head-1", exit_code=143)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=143)
     assert world.condition("Suspended") == "False/Suspending"
     world.vanish(tainted)
     world.wait(60)

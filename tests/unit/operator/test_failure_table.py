@@ -63,8 +63,7 @@ def test_worker_oom_loop_backs_off_then_fails_the_job() -> None:
             assert len(world.live()) == 1, "nothing is created before the back-off is over"
             world.tick(1)
         world.settle()
-        world.start_all()
-        world.settle()
+        world.then.start_all()
     assert waits == [0.0, 10.0, 20.0, 40.0]
     assert [failure.reason for failure in world.job.status.recent_failures] == ["OOMKilled"] * 4
     fail_slot(world, 0)
@@ -76,10 +75,8 @@ def test_worker_oom_loop_backs_off_then_fails_the_job() -> None:
 def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
     world = running()
     for _ in range(3):
-        world.finish(world.live()[0].name, ran_s=601)
-        world.settle()
-        world.start_all()
-        world.settle()
+        world.then.finish(world.live()[0].name, ran_s=601)
+        world.then.start_all()
     assert world.live()[0].failures == 1
     assert world.job.status.groups[0].restarts == 3
 
@@ -88,8 +85,7 @@ def test_failure_record_stays_until_the_successor_is_healthy() -> None:
     world = waiting()
     fail_slot(world, 0)
     world.settle()
-    world.start_all()
-    world.settle()
+    world.then.start_all()
     assert len([pod for pod in world.pods.values() if pod.phase == "Failed"]) == 1
     assert world.plan().due == world.now + timedelta(seconds=600)
     for _ in range(60):
@@ -102,8 +98,7 @@ def test_failure_record_stays_until_the_successor_is_healthy() -> None:
 def test_worker_on_a_lost_node_is_followed_at_once_and_superseded() -> None:
     world = running()
     old = world.live()[0]
-    world.lose(old.name)
-    world.settle()
+    world.then.lose(old.name)
     assert world.slots() == ["cpu-0", "cpu-1"]
     assert (world.live()[0].name != old.name, world.live()[0].attempt) == (True, 1)
     assert old.name in world.pods, "it is not deleted by force"
@@ -149,8 +144,7 @@ def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
 def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     world = running()
     world.tick(20)
-    world.collect(5000, settled=3000)
-    world.settle()
+    world.then.collect(5000, settled=3000)
     assert (world.job.status.frames.collected, world.job.status.frames.settled) == (5000, 3000)
     # Learners acknowledged more after the operator had asked last; 4000 is in what the kubelet read.
     world.finish("pong-head-1", exit_code=137, reason="OOMKilled", message='{"frames": 4000}')
@@ -163,23 +157,19 @@ def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     assert (world.job.status.epoch, frames.collected, frames.settled) == (2, 4000, 4000)
     world.start("pong-head-2")
     world.tick(20)
-    world.collect(4500, settled=4000)
-    world.settle()
+    world.then.collect(4500, settled=4000)
     assert world.job.status.frames.collected == 4500
 
 
 def test_vanished_head_does_not_make_a_job_look_complete() -> None:
     world = running(runPolicy={"drainSeconds": 60, "maxHeadRestarts": 9})
-    world.collect(100_000, settled=90_000)
-    world.settle()
+    world.then.collect(100_000, settled=90_000)
     assert world.job.status.phase == "Completing"
-    world.vanish("pong-head-1")
-    world.settle()
+    world.then.vanish("pong-head-1")
     world.restart_operator()
     world.start("pong-head-2")
     world.tick(20)
-    world.collect(95_000, settled=90_000)
-    world.settle()
+    world.then.collect(95_000, settled=90_000)
     world.wait(61)
     assert (world.condition("Completed"), world.job.status.phase) == ("", "Running")
 
@@ -218,19 +208,16 @@ def test_evicted_lost_or_vanished_head_is_followed_uncounted(happens: Callable[[
 
 def test_head_that_refuses_its_input_fails_the_job() -> None:
     world = running()
-    world.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
     assert world.condition("Failed") == "True/HeadRefused"
     assert "cannot find my_pkg.envs" in world.message("Failed")
 
 
 def test_head_that_was_told_to_end_may_count_its_last_frames() -> None:
     world = running()
-    world.delete("pong-head-1")
-    world.settle()
+    world.then.delete("pong-head-1")
     assert world.plan().due == world.pods["pong-head-1"].deletion_deadline
-    world.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
     assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1234)
     assert world.job.status.head_restarts == 0
 
@@ -253,8 +240,7 @@ def test_restarted_operator_keeps_to_the_back_off() -> None:
     for _ in range(3):
         fail_slot(world, 0)
         world.wait(30)
-        world.start_all()
-        world.settle()
+        world.then.start_all()
     fail_slot(world, 0)
     world.restart_operator()
     world.wait(39)
@@ -295,8 +281,7 @@ def test_name_of_a_vanished_pod_is_not_reused() -> None:
     world.finish(first)
     world.run()
     second = world.live()[0].name
-    world.vanish(second)
-    world.settle()
+    world.then.vanish(second)
     assert world.live()[0].name not in (first, second)
     assert (world.live()[0].attempt, world.live()[0].restarts) == (2, 1)
 
@@ -351,8 +336,7 @@ def test_template_that_the_api_server_refuses_tears_nothing_down() -> None:
     assert world.told.count("InvalidPodTemplate") == 1
     checks = len(of_kind(world.done, CheckTemplate))
     world.tick(599)
-    world.collect(2000)
-    world.settle()
+    world.then.collect(2000)
     assert len(of_kind(world.done, CheckTemplate)) == checks, "no hot loop"
     world.apply(image="example/cormorant:1")
     assert world.condition("Accepted") == "True/Accepted"
@@ -424,8 +408,7 @@ def test_upgraded_operator_keeps_images_until_the_next_head(device: str) -> None
     world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
     assert (changes(world.plan()), images(world)) == ((), ["cormorant-cpu:1", *[f"{workers}:1"] * 2])
     # Ray wants one version in all pods.
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     assert images(world) == ["cormorant-cpu:1", *[f"{workers}:1"] * 2]
     world.evict("pong-head-1")
     world.tick(60)
@@ -438,8 +421,7 @@ def test_job_from_before_there_were_two_images_keeps_its_one() -> None:
     world = running(image="", workerGroups=gpu, defaults=OperatorDefaults(image="cormorant:1"))
     world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
     assert not changes(world.plan())
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     assert {pod.image for pod in world.live()} == {"cormorant:1"}
 
 

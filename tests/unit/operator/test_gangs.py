@@ -60,8 +60,7 @@ def test_resumed_job_starts_together_with_its_new_minimum(has_lost: bool) -> Non
     world = made(runPolicy={"drainSeconds": 60})
     world.run()
     if has_lost:
-        world.lose(world.head.name)  # and stays listed for ever
-        world.settle()
+        world.then.lose(world.head.name)  # and stays listed for ever
         world.wait(20)
     world.apply(suspend=True, workerGroups=[{"name": "cpu", "minReplicas": 1}])
     for _ in range(3):
@@ -76,8 +75,7 @@ def test_pod_that_ends_before_it_has_a_node_is_replaced_in_the_gang() -> None:
     world = made()
     gangs(world)
     world.vanish(world.live()[0].name)
-    world.vanish(world.head.name)
-    world.settle()
+    world.then.vanish(world.head.name)
     assert (gangs(world), counts(world)) == (groups(world) * 2, [])
 
 
@@ -86,8 +84,7 @@ def failed_twice() -> World:
     world = made()
     world.run()
     for _ in range(2):
-        world.finish(world.live()[0].name)
-        world.settle()
+        world.then.finish(world.live()[0].name)
         world.start_all()
     return world
 
@@ -106,8 +103,7 @@ def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
     for pod in [*world.live(), world.head]:
         world.vanish(pod.name)
     gangs(world)
-    world.edit(workerGroups=[{**OF_TWO[0], "resources": {"requests": {"cpu": "2"}}}])
-    world.settle()
+    world.apply(workerGroups=[{**OF_TWO[0], "resources": {"requests": {"cpu": "2"}}}])
     assert gangs(world) == groups(world) * 3
 
 
@@ -149,8 +145,7 @@ def test_priority_class_of_all_pods_is_the_group_s() -> None:
     world = made(**spec("high"))
     (before,) = groups(world)
     assert [group["spec"]["priorityClassName"] for group in applied(world)] == ["high"]
-    world.edit(**spec("low"))
-    world.settle()
+    world.apply(**spec("low"))
     (after,) = groups(world)
     assert after != before
 
@@ -158,8 +153,7 @@ def test_priority_class_of_all_pods_is_the_group_s() -> None:
 def test_queue_replaces_the_gang() -> None:
     world = made()
     world.run()
-    world.enqueue("team")
-    world.settle()
+    world.then.enqueue("team")
     assert groups(world) == []
 
 

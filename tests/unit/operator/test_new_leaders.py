@@ -105,26 +105,22 @@ def _watch(world: World) -> None:
 def test_operator_that_returns_to_a_job_that_was_starting_lets_it_run() -> None:
     world = World(replicas=1, runPolicy={"startupDeadlineSeconds": 300})
     world.settle()
-    world.place_all()
-    world.settle()
+    world.then.place_all()
     assert world.job.status.phase == "Starting"
     world.start_all()  # the operator is away
     world.tick(900)
     world.unready(world.live()[0].name)
-    world.restart_operator()
-    world.settle()
+    world.then.restart_operator()
     assert not world.job.is_over
     world.tick(1)
-    world.collect(28_672)
-    world.settle()
+    world.then.collect(28_672)
     assert (world.job.is_over, world.job.status.frames.collected) == (False, 28_672)
 
 
 def test_deadline_passes_in_the_time_of_one_leader() -> None:
     world = World(runPolicy={"startupDeadlineSeconds": 300})
     world.settle()
-    world.place_all()
-    world.settle()
+    world.then.place_all()
     world.wait(200)
     world.restart_operator()
     world.wait(299)
@@ -149,8 +145,7 @@ def test_drain_of_a_leader_that_went_has_its_full_time() -> None:
     world.edit(suspend=True)
     world.step(crash_after=1)  # marked, and not told
     world.tick(3600)
-    world.restart_operator()
-    world.settle()
+    world.then.restart_operator()
     assert world.head.draining_since is not None
     world.wait(59)
     assert not world.head.is_terminating

@@ -26,11 +26,9 @@ def test_scaling_down_waits_for_finished_workers() -> None:
     assert of_kind(plan.actions, DeletePod) == []
     assert [action.desired.groups for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
     assert plan.poll_s == world.defaults.fast_poll_s
-    world.say(world.head, is_resizing=True)
-    world.settle()
+    world.then.say(world.head, is_resizing=True)
     assert len(world.live()) == 4
-    world.say(world.head, is_resizing=False)
-    world.settle()
+    world.then.say(world.head, is_resizing=False)
     assert world.slots() == ["cpu-0", "cpu-1"]
 
 
@@ -74,8 +72,7 @@ def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     assert of_kind(plan.actions, DeletePod) == []
     assert (world.condition("Suspended"), world.job.status.phase) == ("False/Suspending", "Suspending")
     world.settle()
-    world.finish("pong-head-1", exit_code=143, message='{"frames": 1500}')
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=143, message='{"frames": 1500}')
     world.wait(60)
     assert world.pods == {}
     assert (world.condition("Suspended"), world.job.status.start_time) == ("True/Suspended", None)
@@ -99,8 +96,7 @@ def test_draining_head_keeps_its_time_and_no_longer(*, is_ready: bool) -> None:
     plan = world.plan()
     assert (len(world.pods), plan.poll_s) == (3, world.defaults.fast_poll_s)
     assert all(not pod.is_terminating for pod in world.pods.values())
-    world.say(world.head, frames=1700, settled=1600)
-    world.settle()
+    world.then.say(world.head, frames=1700, settled=1600)
     assert (world.job.status.frames.collected, world.job.status.frames.settled) == (1700, 1600)
     world.wait(1)
     assert all(pod.is_terminating for pod in world.pods.values())
@@ -162,8 +158,7 @@ def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
 
 def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     world = running()
-    world.finish("pong-head-1", exit_code=0)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=0)
     world.tick(10 * 365 * 86_400)
     plan = world.plan()
     assert (plan.actions, plan.due) == ((), None)
@@ -175,8 +170,7 @@ def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
 @pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])
 def test_clean_pod_policy(policy: str, left: int) -> None:
     world = running(runPolicy={"cleanPodPolicy": policy})
-    world.finish("pong-head-1", exit_code=0)
-    world.settle()
+    world.then.finish("pong-head-1", exit_code=0)
     world.tick(60)
     assert len(world.pods) == left
 
@@ -184,23 +178,19 @@ def test_clean_pod_policy(policy: str, left: int) -> None:
 def test_completion_that_nobody_saw_is_found_again() -> None:
     # The head had delivered everything and its pod was collected before the operator looked.
     world = running()
-    world.collect(100_000)
-    world.settle()
+    world.then.collect(100_000)
     assert world.job.status.phase == "Completing"
-    world.vanish("pong-head-1")
-    world.settle()
+    world.then.vanish("pong-head-1")
     command = next(a for a in world.done[::-1] if isinstance(a, CreatePod)).manifest["spec"]["containers"][0]["command"]
     assert command[command.index("--floor-frames") + 1] == "100000"
     world.start("pong-head-2")
-    world.finish("pong-head-2", exit_code=0)
-    world.settle()
+    world.then.finish("pong-head-2", exit_code=0)
     assert world.condition("Completed") == "True/AllFramesDelivered"
 
 
 def test_silent_learner_does_not_block_completion_forever() -> None:
     world = running()
-    world.collect(100_000)
-    world.settle()
+    world.then.collect(100_000)
     world.wait(600)
     assert world.condition("Completed") == "True/DrainTimedOut"
 

@@ -82,8 +82,7 @@ def large(workers: int) -> World:
     }
     world.pods = {world.head.name: world.head, **pods}
     world.attempts = {("cpu", index): 0 for index in range(workers)}
-    world.say(world.head, sizes={"cpu": workers})
-    world.settle()
+    world.then.say(world.head, sizes={"cpu": workers})
     return world
 
 

@@ -27,8 +27,7 @@ def admitted(counts: dict[str, int] | None = None, **spec: Any) -> World:
     world.kueue.admit(world.now, counts)
     world.run()
     world.tick(20)
-    world.collect(1000)
-    world.settle()
+    world.then.collect(1000)
     return world
 
 
@@ -89,8 +88,7 @@ def test_eviction_drains_and_gives_the_quota_back() -> None:
     assert (world.kueue.condition("QuotaReserved"), len(world.live())) == ("True/QuotaReserved", 2)
     # Learners take the last batches; then the head ends by itself.
     world.collect(1500)
-    world.finish(world.head.name, exit_code=143)
-    world.settle()
+    world.then.finish(world.head.name, exit_code=143)
     assert world.kueue.condition("QuotaReserved") == "True/QuotaReserved", "workers still use it"
     gone(world)
     assert (world.pods, "admission" in world.kueue.status) == ({}, False)
@@ -129,8 +127,7 @@ def test_deleted_workload_destroys_nothing() -> None:
     world.settle()
     assert set(world.pods) == pods
     # What dies meanwhile waits for Kueue.
-    world.evict(world.live()[0].name)
-    world.settle()
+    world.then.evict(world.live()[0].name)
     assert (world.slots(), world.job.status.phase) == (["cpu-1"], "Degraded")
     assert world.job.status.reason == "WaitingForQuota"
     world.kueue.admit(world.now)
@@ -179,8 +176,7 @@ def test_workload_that_cannot_be_read_destroys_nothing() -> None:
 @pytest.mark.parametrize("kind", ["Completed", "Failed"])
 def test_finished_when_the_pods_are_gone(kind: str) -> None:
     world = admitted(runPolicy={"maxHeadRestarts": 0})
-    world.finish(world.head.name, exit_code=0 if kind == "Completed" else 2)
-    world.settle()
+    world.then.finish(world.head.name, exit_code=0 if kind == "Completed" else 2)
     assert world.condition(kind).startswith("True")
     assert world.kueue.condition("Finished") == "", "workers are still ending"
     gone(world)
@@ -224,8 +220,7 @@ def test_workers_that_the_user_takes_away_are_reclaimed() -> None:
     world = admitted(replicas=4)
     world.apply(replicas=1)
     assert world.kueue.status.get("reclaimablePods") is None, "they are still ending"
-    world.say(world.head, sizes={"cpu": 1})
-    world.settle()
+    world.then.say(world.head, sizes={"cpu": 1})
     gone(world)
     assert world.kueue.status["reclaimablePods"] == [{"name": "cpu", "count": 3}]
     # Kueue gave their quota to others.
@@ -247,8 +242,7 @@ def test_other_resources_wait_for_another_admission() -> None:
     pods = set(world.pods)
     world.apply(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "4"}}}])
     assert set(world.pods) == pods
-    world.evict(world.live()[0].name)
-    world.settle()
+    world.then.evict(world.live()[0].name)
     assert (len(world.live()), world.job.status.reason) == (1, "WaitingForQuota")
     assert world.message("Scheduled").endswith("suspend and resume the job to ask for the new ones")
     # Another image is no other resource.
@@ -260,8 +254,7 @@ def test_pending_workload_follows_the_manifest() -> None:
     world = waiting()
     world.apply(replicas=5)
     assert pod_sets(world)["cpu"] == (5, None)
-    world.enqueue("other")
-    world.settle()
+    world.then.enqueue("other")
     assert world.kueue.raw is not None
     assert world.kueue.raw["spec"]["queueName"] == "other"
 

@@ -41,8 +41,7 @@ def test_every_slot_but_those_that_wait_is_counted_on(size: int, late: set[int],
         assert not let_go & counted_on(world)
         world.step()
     world.apply(replicas=size)
-    world.start_all()
-    world.settle()
+    world.then.start_all()
     assert counted_on(world) == set(range(size))
     assert world.answer is not None
     assert not world.answer.empty_slots

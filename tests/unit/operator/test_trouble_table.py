@@ -25,8 +25,7 @@ def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
         assert due is not None
         waits.append((due - world.now).total_seconds())
         world.tick(waits[-1])
-        world.collect(world.job.status.frames.collected)
-        world.settle()
+        world.then.collect(world.job.status.frames.collected)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
     assert world.told.count("QuotaExceeded") == 1
     world.quota = None
@@ -69,8 +68,7 @@ def unschedulable(**policy: object) -> World:
         world.start(name)
     for pod in world.live()[2:]:
         world.block(pod.name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available: insufficient nvidia.com/gpu")
-    world.collect(500)
-    world.settle()
+    world.then.collect(500)
     return world
 
 
@@ -97,8 +95,7 @@ def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
     world.settle()
     world.start("pong-head-1")
     world.place_all()
-    world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
-    world.settle()
+    world.then.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
     assert world.condition("Scheduled") == "False/ImagePull"
     assert world.job.status.groups[0].restarts == 0
     world.wait(900)
@@ -116,10 +113,8 @@ def ends_after(world: World, seconds: int, *, kind: str = "Failed", reason: str 
 def without_its_head(**policy: object) -> World:
     """It has collected; its head was evicted, and the next one's image cannot be pulled."""
     world = running(runPolicy={"startupDeadlineSeconds": 900, **policy})
-    world.evict("pong-head-1")
-    world.settle()
-    world.block("pong-head-2", Obstacle.IMAGE_PULL, "image x: not found")
-    world.settle()
+    world.then.evict("pong-head-1")
+    world.then.block("pong-head-2", Obstacle.IMAGE_PULL, "image x: not found")
     return world
 
 
@@ -137,23 +132,19 @@ def test_unstartable_head_ends_at_the_startup_deadline() -> None:
 def test_every_new_head_has_the_whole_startup_deadline() -> None:
     world = without_its_head()
     world.wait(899)
-    world.vanish("pong-head-2")
-    world.settle()
-    world.place("pong-head-3")
-    world.settle()
+    world.then.vanish("pong-head-2")
+    world.then.place("pong-head-3")
     ends_after(world, 900)
     assert "pong-head-3" in world.pods
 
 
 def test_workers_that_never_restart_hit_the_startup_deadline() -> None:
     world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
     for frames in range(2000, 7000, 1000):
         world.tick(600)
-        world.collect(frames)
-        world.settle()
+        world.then.collect(frames)
     assert (world.condition("Ready"), world.condition("Failed")) == ("False/TooFewWorkers", "")
     world.wait(900)
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
@@ -180,13 +171,11 @@ def test_silent_head_holds_the_startup_deadline_while_a_worker_is_ready(ready: i
 
 def test_workers_that_wait_for_room_are_waited_for() -> None:
     world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900, "onStall": "Fail"})
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     name = world.live()[0].name
     world.block(name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
     world.wait(5000)
-    world.place(name)
-    world.settle()
+    world.then.place(name)
     ends_after(world, 900)
 
 
@@ -201,8 +190,7 @@ def test_pause_and_suspension_hold_the_startup_deadline() -> None:
     world.apply(suspend=True)
     world.wait(5000)
     world.apply(suspend=False)
-    world.place_all()
-    world.settle()
+    world.then.place_all()
     ends_after(world, 900)
 
 
@@ -211,8 +199,7 @@ def test_head_that_waits_for_room_is_waited_for() -> None:
     world.block("pong-head-2", Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
     world.wait(5000)
     assert world.condition("Failed") == ""
-    world.place("pong-head-2")
-    world.settle()
+    world.then.place("pong-head-2")
     world.wait(899)
     assert world.condition("Failed") == "", "it has had a node for as long as that and no longer"
     world.quota = 0
@@ -230,8 +217,7 @@ def test_dead_head_with_refused_template_hits_startup_deadline() -> None:
     world = running(runPolicy={"startupDeadlineSeconds": 900})
     world.bad_image = "example/broken:1"
     world.apply(image="example/broken:1")
-    world.evict("pong-head-1")
-    world.settle()
+    world.then.evict("pong-head-1")
     assert (world.condition("Accepted"), world.condition("Ready")) == ("False/InvalidPodTemplate", "False/HeadNotReady")
     # The operator was away meanwhile: it asks once more before it gives up.
     world.restart_operator()
@@ -280,8 +266,7 @@ def test_service_is_compared_by_what_is_ours_only() -> None:
 
 def test_secret_that_pods_miss_is_made_again() -> None:
     world = running()
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
     assert of_kind(world.step().actions, CreateTokens) == [CreateTokens()]
 
@@ -309,8 +294,7 @@ def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
     assert not changes(world.plan())
     assert (world.condition("Stalled"), world.condition("Failed")) == ("False/NotStalled", "")
     # It is heard again, and has the whole time: what it did meanwhile is not known.
-    world.say(world.head)
-    world.settle()
+    world.then.say(world.head)
     ends_after(world, 600, reason="Stalled")
 
 
@@ -340,8 +324,7 @@ def test_operator_that_was_away_leaves_healthy_jobs_alone(on_stall: str) -> None
     world.restart_operator()
     world.wait(10_000)  # it leads again, and has asked no head yet
     world.wait(599)
-    world.collect(4_000_000)
-    world.settle()
+    world.then.collect(4_000_000)
     assert set(world.pods) == pods
     assert (world.condition("Failed"), world.condition("Stalled")) == ("", "False/NotStalled")
     assert of_kind(world.done, DeletePod) == []
@@ -351,8 +334,7 @@ def test_restarted_operator_restarts_the_stall_deadline() -> None:
     world = running(runPolicy={"onStall": "Fail"})
     world.restart_operator()
     world.tick(10_000)
-    world.say(world.head, frames=1000, settled=1000)
-    world.settle()
+    world.then.say(world.head, frames=1000, settled=1000)
     ends_after(world, 600, reason="Stalled")
 
 
@@ -362,15 +344,13 @@ def test_returning_operator_ends_no_job_by_old_deadlines() -> None:
     world.restart_operator()
     world.wait(10_000)
     assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")
-    world.collect(5000)
-    world.settle()
+    world.then.collect(5000)
     assert world.condition("Progressing") == "True/FramesCollected"
 
 
 def test_worker_lost_during_operator_outage_fails_no_job() -> None:
     world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900})
-    world.delete(world.live()[0].name)
-    world.settle()
+    world.then.delete(world.live()[0].name)
     assert world.condition("Ready") == "False/TooFewWorkers"
     world.restart_operator()
     world.tick(10_000)
@@ -381,13 +361,11 @@ def test_worker_lost_during_operator_outage_fails_no_job() -> None:
 
 def test_learners_have_their_time_after_the_operator_was_away() -> None:
     world = running(runPolicy={"drainSeconds": 600})
-    world.collect(100_000, settled=90_000)
-    world.settle()
+    world.then.collect(100_000, settled=90_000)
     world.restart_operator()
     world.wait(10_000)
     assert world.condition("Completed") == ""
-    world.say(world.head, frames=100_000, settled=95_000)
-    world.settle()
+    world.then.say(world.head, frames=100_000, settled=95_000)
     ends_after(world, 600, kind="Completed", reason="DrainTimedOut")
 
 
@@ -403,8 +381,7 @@ def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
         world.block(pod, Obstacle.UNSCHEDULABLE, "Scheduling is blocked due to non-empty scheduling gates")
     world.wait(500_000)
     assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/Unschedulable", "")
-    world.place(world.head.name)
-    world.settle()
+    world.then.place(world.head.name)
     ends_after(world, 900)
 
 
@@ -433,15 +410,12 @@ def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
     world.say(world.head, is_queue_full=True, per_second=0.0)
     world.wait(6000)
     assert world.condition("Progressing") == "True/WaitingForConsumer"
-    world.say(world.head, is_queue_full=False)
-    world.settle()
+    world.then.say(world.head, is_queue_full=False)
     world.wait(599)
-    world.say(world.head, pause_state="paused", is_leased=True)
-    world.settle()
+    world.then.say(world.head, pause_state="paused", is_leased=True)
     assert (world.condition("Paused"), world.job.status.phase) == ("True/API", "Paused")
     world.wait(6000)
-    world.say(world.head, pause_state="running", is_leased=False)
-    world.settle()
+    world.then.say(world.head, pause_state="running", is_leased=False)
     world.wait(599)
     assert world.condition("Stalled") == "False/NotStalled"
     assert world.head.name == "pong-head-1"
@@ -449,8 +423,7 @@ def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
 
 def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
     world = running()
-    world.say(world.head, version=7, min_applied_version=6)
-    world.settle()
+    world.then.say(world.head, version=7, min_applied_version=6)
     world.evict("pong-head-1")
     world.run()
     assert world.answer is not None
@@ -460,8 +433,7 @@ def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
 
 def test_frames_that_go_back_within_an_epoch_are_ignored() -> None:
     world = running()
-    world.say(world.head, frames=10)
-    world.settle()
+    world.then.say(world.head, frames=10)
     assert world.job.status.frames.collected == 1000
 
 
@@ -481,6 +453,5 @@ def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
     assert (world.message("Paused"), world.told.count("Paused")) == ("paused by spec.paused", 1)
     world.apply(paused=False)
     # Told to go on, it has not said yet that it does.
-    world.say(world.head, pause_state="paused", is_spec_paused=False)
-    world.settle()
+    world.then.say(world.head, pause_state="paused", is_spec_paused=False)
     assert world.condition("Paused") == "False/NotPaused"
