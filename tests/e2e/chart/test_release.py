@@ -20,7 +20,7 @@ import yaml
 
 from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
 from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_release
-from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace
+from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.scripts import unused_port
@@ -210,17 +210,8 @@ class Installed(Scene):
         self.until_gone("cjob", "pong")
 
     def _meet_a_stranger(self) -> None:
-        overrides = {
-            "automountServiceAccountToken": False,
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        }
-        container = {
-            "name": "c",
-            "image": "example/stranger:1",
-            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        }
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clash-head-1"}}
-        self.namespace("create", "-f", "-", document={**pod, "spec": {**overrides, "containers": [container]}})
+        stranger = restricted_pod("clash-head-1", {"name": "c", "image": "example/stranger:1"})
+        self.namespace("create", "-f", "-", document=stranger)
         self.submit("clash")
         self.namespace.until(
             lambda: self.condition("Accepted", "clash") == "False/NameConflict", what="the stranger is noticed"

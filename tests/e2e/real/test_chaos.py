@@ -124,9 +124,8 @@ class Chaos:
 
     def until_well(self) -> None:
         self.installation.wait()
-        ready = "True/EnoughWorkers"
         within_s = 360 + 240  # the longest backoff of a head that ended by itself, and its start
-        self.job.until(lambda: self.job.condition("Ready") == ready, what="it is ready", within_s=within_s)
+        self.job.until_ready(within_s=within_s)
         self.learner.wait_for(3, within_s=within_s)  # what was ready may have been lost just before
         self.tell_what_was_collected_again()
 
@@ -140,8 +139,7 @@ class Chaos:
 
 
 def account(job: Job, learner: Learner, chaos: Chaos) -> None:
-    job.edit(suspend=True)
-    job.until(lambda: job.condition("Suspended") == "True/Suspended", what="the job is suspended")
+    job.suspend()
     last, settled = learner.seen()[-1], job.status["frames"]["settled"]
     rows = "\n".join(f"| {what} | {times} |" for what, times in sorted(chaos.happened.items()))
     note(f"{MINUTES:g} minutes, seed {SEED}, {job.status['epoch']} heads\n{rows}")

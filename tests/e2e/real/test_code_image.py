@@ -7,8 +7,7 @@ import pytest
 
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, Installation, build_image
-from cormorant_testing.real_job import SMALL, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -49,18 +48,8 @@ def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Pat
     (tmp_path / "my_env.py").write_text(CODE)
     (tmp_path / "Dockerfile").write_text(f"FROM {base}\nCOPY my_env.py /code/\n")
     build_image(image, tmp_path)
-    manifest = collector_job(
-        "from-image",
-        {
-            "env": {"gymnasium": {"entrypoint": "my_env:make", "numEnvs": 2}},
-            "policy": {"random": {}},
-            "code": {"image": image},
-            "collection": {"framesPerBatch": 64},
-            "head": {"resources": SMALL},
-            "workerGroups": [{"name": "cpu", "resources": SMALL}],
-            "replicas": 1,
-        },
-    )
+    env = {"gymnasium": {"entrypoint": "my_env:make", "numEnvs": 2}}
+    manifest = small_job("from-image", env, code={"image": image}, collection={"framesPerBatch": 64})
     with running(installed.jobs, manifest) as job:
         batch = job.take()
         assert decode(memoryview(batch.body)).tensordict()["next", "reward"].unique().tolist() == [7.0]

@@ -3,36 +3,26 @@
 import pytest
 
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import SMALL, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import SMALL, running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-MANIFEST = collector_job(
+ON_CPU = {"spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}}
+GPU_GROUP = {"name": "gpu", "device": "gpu", "replicas": 1, "resources": SMALL}
+MANIFEST = small_job(
     "mixed",
-    {
-        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-        "policy": {"entrypoint": "cormorant.policies:mlp"},
-        "collection": {"framesPerBatch": 256, "seed": 7},
-        "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-        "head": {
-            "resources": SMALL,
-            "template": {
-                "spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}
-            },
-        },
-        "workerGroups": [
-            {"name": "cpu", "resources": SMALL},
-            {"name": "gpu", "device": "gpu", "replicas": 1, "resources": SMALL},
-        ],
-        "replicas": 1,
-    },
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+    policy="cormorant.policies:mlp",
+    collection={"framesPerBatch": 256, "seed": 7},
+    output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+    head={"resources": SMALL, "template": ON_CPU},
+    workerGroups=[{"name": "cpu", "resources": SMALL}, GPU_GROUP],
 )
 
 
 def test_groups_of_both_kinds_collect_in_one_job(installed: Installation) -> None:
     with running(installed.jobs, MANIFEST) as job:
-        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="both groups are ready")
+        job.until_ready()
         (pod,) = job.namespace.items("pods", f"cormorant.dev/collectorjob={job.name},cormorant.dev/group=gpu")
         assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert pod["spec"]["nodeName"]

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from cormorant_testing.kubectl import LOCKED
 from cormorant_testing.network import cut_off
 from cormorant_testing.numbered import FRAMES, Learner, audited, manifest
 from cormorant_testing.real_cluster import RELEASE, Installation
@@ -21,7 +22,6 @@ from cormorant_testing.real_job import Job, note, running
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 POLL_S, DEADLINE_S = 2, 15
-RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 
 
 def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
         "image": image,
         "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done"],
         "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}},
-        "securityContext": RESTRICTED,
+        "securityContext": LOCKED,
         **more,
     }
 
@@ -78,7 +78,7 @@ def scene(installed: Installation) -> Iterator[Scene]:
     steady = manifest("steady", {"spec": sidecars}, on_full="wait")
     plain = manifest("plain", {"spec": bearing}, on_full="drop_oldest")
     with audited(namespace, steady, image=image) as learner, running(namespace, plain) as other:
-        other.until(lambda: other.condition("Ready") == "True/EnoughWorkers", what="plain is ready")
+        other.until_ready()
         (node,) = {pod["spec"]["nodeName"] for pod in namespace.items("pods", "cormorant.dev/role=head")}
         made = Scene(learner.job, other, learner, node, heads_lost=[])
         made.until_well()
@@ -297,7 +297,7 @@ def test_deleted_and_applied_again_job_collects(scene: Scene) -> None:
     job.namespace("delete", "collectorjob", job.name)
     job.namespace("apply", "-f", "-", document=manifest(job.name, bearing, on_full="drop_oldest"))
     created_s = job.until(lambda: len(set(job.pods().values()) - set(pods.values())) == 2, what="pods of its own")
-    took_s = created_s + job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="it is ready")
+    took_s = created_s + job.until_ready()
     job.until(lambda: job.frames() > 0, what="frames are counted")
     assert job.raw["metadata"]["uid"] != uid
     note(f"deleted and applied again: its pods were created after {created_s:.1f} s, it was ready after {took_s:.1f} s")
@@ -305,8 +305,7 @@ def test_deleted_and_applied_again_job_collects(scene: Scene) -> None:
 
 def test_no_frame_was_lost_or_came_twice(scene: Scene) -> None:
     job, learner = scene.steady, scene.learner
-    job.edit(suspend=True)
-    job.until(lambda: job.condition("Suspended") == "True/Suspended", what="the job is suspended")
+    job.suspend()
     last, frames = learner.seen()[-1], job.status["frames"]
     note(f"the learner had {last.frames} frames, {frames['settled']} are settled; {last.missing} missing")
     assert (last.duplicates, last.missing) == (0, 0)

@@ -8,8 +8,7 @@ import torch
 from cormorant_client.delivery import decode
 from cormorant_testing.agents import FrameCheck
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
-from cormorant_testing.real_job import SMALL, note, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import note, running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -66,18 +65,8 @@ class ChainCheck:
 def test_every_frame_is_the_environments(
     installed: Installation, image: str, kind: str, block: dict[str, Any], check: type[ChainCheck | FrameCheck]
 ) -> None:
-    manifest = collector_job(
-        kind,
-        {
-            "image": image,
-            "env": {kind: {**block, "numEnvs": 4}},
-            "policy": {"random": {}},
-            "collection": {"framesPerBatch": 128, "totalFrames": 128 * BATCHES},
-            "head": {"resources": SMALL},
-            "workerGroups": [{"name": "cpu", "resources": SMALL}],
-            "replicas": 1,
-        },
-    )
+    collection = {"framesPerBatch": 128, "totalFrames": 128 * BATCHES}
+    manifest = small_job(kind, {kind: {**block, "numEnvs": 4}}, image=image, collection=collection)
     checked = check()
     with running(installed.jobs, manifest) as job:
         for _ in range(BATCHES):

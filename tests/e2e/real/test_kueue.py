@@ -42,15 +42,14 @@ def test_evicted_job_comes_back_and_no_frame_is_lost(installed: Installation, qu
         last = learner.seen()[-1]
         with running(installed.jobs, queued("urgent", quota, "high")) as urgent:
             evicted_s = job.until(lambda: job.condition("Suspended") == "False/Evicted", what="it is evicted")
-            ready_s = urgent.until(lambda: urgent.condition("Ready") == "True/EnoughWorkers", what="the other is ready")
+            ready_s = urgent.until_ready()
             assert (job.pods(), job.condition("Scheduled")) == ({}, "False/WaitingForQuota")
             # The learner took what the evicted head still had: nothing is left to collect again.
             assert learner.frames() == job.status["frames"]["settled"] > last.frames
         released = time.time()
         first = learner.wait_for_next_head(last, within_s=180)
         learner.wait_for(10)
-        job.edit(suspend=True)
-        job.until(lambda: job.condition("Suspended") == "True/Suspended", what="it is suspended")
+        job.suspend()
         seen = learner.seen()[-1]
         assert (seen.duplicates, seen.missing) == (0, 0)
         assert seen.frames == job.status["frames"]["settled"] >= last.frames + 10 * FRAMES

@@ -8,9 +8,8 @@ import pytest
 
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import OURS, SMALL, Job, note, running
+from cormorant_testing.real_job import OURS, Job, note, running, small_job
 from cormorant_testing.serving import Reply
-from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -29,19 +28,14 @@ class Marked(gymnasium.Wrapper):
 def make():
     return Marked(gymnasium.make("CartPole-v1"))
 '''
-MANIFEST = collector_job(
+MANIFEST = small_job(
     "marked",
-    {
-        "env": {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
-        "policy": {"entrypoint": "cormorant.policies:mlp"},
-        "code": {"configMap": "my-code"},
-        "collection": {"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
-        "output": {"queue": {"capacityBatches": 4}},
-        "head": {"resources": SMALL},
-        "workerGroups": [{"name": "cpu", "resources": SMALL}],
-        "replicas": 1,
-        "runPolicy": {"drainSeconds": 60},
-    },
+    {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
+    policy="cormorant.policies:mlp",
+    code={"configMap": "my-code"},
+    collection={"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
+    output={"queue": {"capacityBatches": 4}},
+    runPolicy={"drainSeconds": 60},
 )
 
 
@@ -85,7 +79,7 @@ def learner(job: Job) -> Learner:
 
 def test_config_map_code_runs_under_the_restricted_level(job: Job, learner: Learner) -> None:
     began = time.monotonic()
-    ready_s = job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+    ready_s = job.until_ready()
     learner.step()
     learner.start_s = time.monotonic() - began
     job.until(lambda: job.frames() > 0, what="the status counts frames")
@@ -132,11 +126,9 @@ def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
 
 
 def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner: Learner) -> None:
-    (worker,) = job.pods("worker")
     head = job.pods("head")
-    job.namespace("delete", "pod", worker, "--now", "--wait=false")
-    created_s = job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
-    job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
+    created_s = job.replace_worker()
+    job.until_ready()
     learner.step(6)
     note(f"worker deleted to its replacement created: {created_s:.1f} s")
     assert job.pods("head") == head
@@ -145,10 +137,8 @@ def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner:
 def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> None:
     workers, epoch = job.pods("worker"), job.status["epoch"]
     held = learner.take()  # lent, not acknowledged: it is collected again
-    job.kill(job.head(), "cormorant_api")
     killed = time.monotonic()
-    job.disconnect()
-    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    job.kill_head()
     (command,) = [
         container["command"]
         for pod in job.namespace.items("pods", f"cormorant.dev/epoch={epoch + 1}")

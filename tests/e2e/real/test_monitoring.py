@@ -14,10 +14,9 @@ from cormorant_testing.pod_monitor import PodDiscovery
 from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.promql import substitute
 from cormorant_testing.real_cluster import RELEASE, Installation
-from cormorant_testing.real_job import SMALL, Job, note, running
+from cormorant_testing.real_job import Job, note, running, small_job
 from cormorant_testing.scripts import Repeated
 from cormorant_testing.serving import Api
-from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -36,26 +35,16 @@ NEED_MORE = {
 }
 WINDOW = "1m"
 """What Grafana makes of `$__rate_interval` where scrapes are 15 s apart."""
-MANIFEST = collector_job(
+MANIFEST = small_job(
     "watched",
     {
-        "env": {
-            "gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4},
-            # With variants, episodes are reported by variant, too.
-            "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
-        },
-        "policy": {"entrypoint": "cormorant.policies:mlp"},
-        "collection": {
-            "framesPerBatch": 128,
-            "totalFrames": 100_000_000,
-            "seed": 7,
-            "normalize": {"observation": {}, "reward": {}},
-        },
-        "output": {"queue": {"capacityBatches": 4}},
-        "head": {"resources": SMALL},
-        "workerGroups": [{"name": "cpu", "resources": SMALL}],
-        "replicas": 1,
+        "gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4},
+        # With variants, episodes are reported by variant, too.
+        "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
     },
+    policy="cormorant.policies:mlp",
+    collection={"framesPerBatch": 128, "totalFrames": 10**8, "normalize": {"observation": {}, "reward": {}}},
+    output={"queue": {"capacityBatches": 4}},
 )
 
 
@@ -88,7 +77,7 @@ class Learner(Repeated):
 @pytest.fixture(scope="module")
 def job(installed: Installation) -> Iterator[Job]:
     with running(installed.jobs, MANIFEST) as job, Learner(job):
-        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+        job.until_ready()
         yield job
 
 
@@ -171,17 +160,12 @@ def stand_still(job: Job) -> int:
 
 
 def end_a_worker(job: Job) -> None:
-    (worker,) = job.pods("worker")
-    job.namespace("delete", "pod", worker, "--now", "--wait=false")
-    job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
-    job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
+    job.replace_worker()
+    job.until_ready()
 
 
 def kill_the_head(job: Job) -> None:
-    epoch = job.status["epoch"]
-    job.kill(job.head(), "cormorant_api")
-    job.disconnect()
-    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    job.kill_head()
     job.until(lambda: job.ask("/v1/status").status == 200, what="the next head collects")
 
 

@@ -5,8 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import SMALL, Job, learning, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import Job, learning, running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -25,17 +24,13 @@ with connect() as client:
             print(json.dumps(said | {"staleness": link.staleness.max}), flush=True)
             link.step()
 """
-MANIFEST = collector_job(
+MANIFEST = small_job(
     "onpolicy",
-    {
-        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}},
-        "policy": {"entrypoint": "cormorant.policies:mlp"},
-        "collection": {"mode": "sync", "framesPerBatch": 64, "weights": {"maxStaleness": 0}},
-        "output": {"queue": {"capacityBatches": 1}},
-        "head": {"resources": SMALL},
-        "workerGroups": [{"name": "cpu", "resources": SMALL}],
-        "replicas": 2,
-    },
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}},
+    policy="cormorant.policies:mlp",
+    workers=2,
+    collection={"mode": "sync", "framesPerBatch": 64, "weights": {"maxStaleness": 0}},
+    output={"queue": {"capacityBatches": 1}},
 )
 LOSSES: dict[str, Callable[[Job], object]] = {
     "its process is killed": lambda job: job.kill(job.head(), "cormorant_api"),
@@ -49,7 +44,7 @@ def test_no_batch_is_older_than_what_its_learner_published(installed: Installati
     namespace.apply_files("onpolicy", {"learner.py": LEARNER})
     command = ("python", "-u", "/code/learner.py")
     with running(namespace, MANIFEST) as job:
-        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+        job.until_ready()
         with learning(job, *command, image=installed.images.job, code="onpolicy") as pod:
             for what, lose in {"": lambda _: None, **LOSSES}.items():
                 lose(job)

@@ -6,8 +6,7 @@ import pytest
 
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
-from cormorant_testing.real_job import SMALL, note, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import note, running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -27,17 +26,8 @@ def test_a_sidecar_that_is_killed_comes_back_alone(installed: Installation, tmp_
     (tmp_path / "Dockerfile").write_text(DOCKERFILE)
     build_image(image, tmp_path)
     fields = {"observation": [{"name": "total", "dtype": "int64"}], "legalActions": "legal"}
-    manifest = collector_job(
-        "walk",
-        {
-            "env": {"openenv": {"image": image, "numEnvs": 2, "fields": fields}},
-            "policy": {"random": {}},
-            "collection": {"framesPerBatch": 64},
-            "head": {"resources": SMALL},
-            "workerGroups": [{"name": "cpu", "resources": SMALL}],
-            "replicas": 1,
-        },
-    )
+    env = {"openenv": {"image": image, "numEnvs": 2, "fields": fields}}
+    manifest = small_job("walk", env, collection={"framesPerBatch": 64})
     with running(installed.jobs, manifest) as job:
 
         def take() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cormorant_testing.kubectl import Namespace
+from cormorant_testing.kubectl import Namespace, restricted_pod
 from cormorant_testing.numbered import CODE, FRAMES, manifest
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import SMALL, note
@@ -38,7 +38,7 @@ ROLES = {
 }
 
 
-def pod(name: str, role: str, image: str) -> dict[str, Any]:
+def pod(name: str, role: str, image: str) -> Any:
     """A node of the cluster, as KubeRay starts it from a RayCluster's group."""
     container = {
         "name": "ray",
@@ -52,21 +52,10 @@ def pod(name: str, role: str, image: str) -> dict[str, Any]:
             {"name": "PYTHONPATH", "value": "/code"},
         ],
         "resources": SMALL,
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "code", "mountPath": "/code"}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
-    spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-        "volumes": [
-            {"name": "code", "configMap": {"name": "driver"}},
-            {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        ],
-    }
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": {"ray": role}}, "spec": spec}
+    volumes = [{"name": "code", "configMap": {"name": "driver"}}, {"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    return restricted_pod(name, container, labels={"ray": role}, terminationGracePeriodSeconds=1, volumes=volumes)
 
 
 @pytest.fixture

@@ -27,8 +27,7 @@ LONGEST_S = 90.0
 
 
 def suspend_and_resume(job: Job) -> float:
-    job.edit(suspend=True)
-    job.until(lambda: job.condition("Suspended") == "True/Suspended", what="the job is suspended")
+    job.suspend()
     resumed = time.time()
     job.edit(suspend=False)
     return resumed

@@ -9,22 +9,16 @@ from cormorant_testing.helm import CHART, Release, package
 from cormorant_testing.kubectl import RESTRICTED, Namespace
 from cormorant_testing.needs import lacks
 from cormorant_testing.real_cluster import ROOT, Images, Installation, adopt_crd
-from cormorant_testing.real_job import SMALL, Job, note, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import Job, note, running, small_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-MANIFEST = collector_job(
+MANIFEST = small_job(
     "live",
-    {
-        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-        "policy": {"entrypoint": "cormorant_worker.policy.zoo:mlp"},
-        "collection": {"framesPerBatch": 256, "seed": 7},
-        "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-        "head": {"resources": SMALL},
-        "workerGroups": [{"name": "cpu", "resources": SMALL}],
-        "replicas": 1,
-    },
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+    policy="cormorant_worker.policy.zoo:mlp",
+    collection={"framesPerBatch": 256, "seed": 7},
+    output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
 )
 SUBJECT = "release notes of v0.2.0"
 """Subject of the released commit. Its digest would not survive a rewrite of the history."""
@@ -68,25 +62,20 @@ def test_pods_of_the_last_release_go_on_under_this_operator(installed: Installat
         release.install(*values(images, namespace), chart=package(checkout / "charts" / "cormorant", tmp_path))
         try:
             with running(namespace, MANIFEST) as job:
-                job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+                job.until_ready()
                 until_frames_go_on(job)
                 pods = job.pods()
                 release.upgrade(*values(installed.images, namespace), chart=package(CHART, tmp_path))
                 namespace("rollout", "status", "deployment/cormorant", "--timeout=50s")
                 until_frames_go_on(job)
                 assert job.pods() == pods
-                (worker,) = job.pods("worker")
-                namespace("delete", "pod", worker, "--now", "--wait=false")
-                job.until(
-                    lambda: job.pods("worker") and worker not in job.pods("worker"), what="the worker is replaced"
-                )
+                job.replace_worker()
                 (replacement,) = job.pods("worker")
                 assert namespace.get("pod", replacement)["spec"]["containers"][0]["image"] == images.job
-                job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="its replacement is ready")
+                job.until_ready()
                 until_frames_go_on(job)
                 # The next head is of this release.
-                job.kill(job.head(), "cormorant_api")
-                job.until(lambda: job.status["epoch"] == 2, what="the next head")
+                job.kill_head()
                 until_frames_go_on(job)
                 note(f"deleted to nothing left: {job.delete():.1f} s")
         finally:

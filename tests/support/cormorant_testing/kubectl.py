@@ -18,6 +18,17 @@ RESTRICTED = {
     "pod-security.kubernetes.io/enforce-version": "latest",
 }
 """Labels of a namespace that takes no other pods."""
+LOCKED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+"""Security context of a container in one of its pods."""
+
+
+def restricted_pod(name: str, container: Mapping[str, Any], *, labels: Mapping[str, str] = {}, **spec: Any) -> Any:
+    """A pod that such a namespace takes, of one container."""
+    security = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    own = {"restartPolicy": "Never", "automountServiceAccountToken": False, "securityContext": security}
+    containers = [{**container, "securityContext": LOCKED}]
+    metadata = {"name": name, "labels": dict(labels)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**own, "containers": containers, **spec}}
 
 
 def skip_without_cluster() -> None:

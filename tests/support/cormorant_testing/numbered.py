@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cormorant_testing.kubectl import Namespace
-from cormorant_testing.real_job import SMALL, WAIT_S, Job, learning, running
-from manifest_making import collector_job
+from cormorant_testing.real_job import SMALL, WAIT_S, Job, learning, running, small_job
 
 FRAMES = 100
 CODE = """
@@ -64,18 +63,15 @@ with connect() as client:
 
 def manifest(name: str, template: dict[str, Any], *, on_full: str, workers: int = 1) -> dict[str, Any]:
     """A job whose workers collect 250 frames a second each."""
-    return collector_job(
+    return small_job(
         name,
-        {
-            "env": {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
-            "policy": {"random": {}},
-            "code": {"configMap": "numbered"},
-            "collection": {"framesPerBatch": FRAMES},
-            "output": {"queue": {"capacityBatches": 4, "onFull": on_full}},
-            "head": {"resources": SMALL, "template": template},
-            "workerGroups": [{"name": "cpu", "resources": SMALL, "template": template}],
-            "replicas": workers,
-        },
+        {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
+        workers=workers,
+        code={"configMap": "numbered"},
+        collection={"framesPerBatch": FRAMES},
+        output={"queue": {"capacityBatches": 4, "onFull": on_full}},
+        head={"resources": SMALL, "template": template},
+        workerGroups=[{"name": "cpu", "resources": SMALL, "template": template}],
     )
 
 
@@ -130,7 +126,7 @@ def audited(namespace: Namespace, document: dict[str, Any], *, image: str) -> It
     """A job of numbered frames that collects, and its learner in a pod."""
     namespace.apply_files("numbered", {"numbered.py": CODE, "learner.py": LEARNER})
     with running(namespace, document) as job:
-        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what=f"{job.name} is ready")
+        job.until_ready()
         with learning(job, "python", "-u", "/code/learner.py", image=image, code="numbered") as pod:
             learner = Learner(job, pod)
             learner.wait_for(3)

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from cormorant_testing.helm import CHART, Release
-from cormorant_testing.kubectl import RESTRICTED, Namespace, skip_without_cluster
+from cormorant_testing.kubectl import RESTRICTED, Namespace, restricted_pod, skip_without_cluster
 from cormorant_testing.needs import lacks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -95,17 +95,9 @@ class Images:
 
     def unpack(self, namespace: Namespace) -> float:
         """Run a pod of the jobs' image once: a first container waits for gigabytes. Returns the seconds."""
-        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        container = {
-            "name": "c", "image": self.job, "imagePullPolicy": "IfNotPresent", "securityContext": security,
-            "command": ["sh", "-c", f"set -e; cormorant --help > /dev/null; {DISK_USAGE}"],
-        }  # fmt: skip
-        spec = {
-            "restartPolicy": "Never", "containers": [container], "automountServiceAccountToken": False,
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        }  # fmt: skip
-        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unpack"}, "spec": spec}
-        namespace("create", "-f", "-", document=pod)
+        command = ["sh", "-c", f"set -e; cormorant --help > /dev/null; {DISK_USAGE}"]
+        container = {"name": "c", "image": self.job, "imagePullPolicy": "IfNotPresent", "command": command}
+        namespace("create", "-f", "-", document=restricted_pod("unpack", container))
         took = namespace.until(
             lambda: namespace.get("pod", "unpack")["status"].get("phase") in ("Succeeded", "Failed"),
             what="the image is unpacked", within_s=_UNPACK_S,
@@ -170,14 +162,8 @@ class Installation:
         scripts = Path(sys.executable).parent  # where `cormorant` is installed
         path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
         environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
-        done = subprocess.run(
-            ["bash", "-euc", command],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-        )
+        bash = ["bash", "-euc", command]
+        done = subprocess.run(bash, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=timeout_s)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cormorant_testing.kubectl import Namespace, condition_of
+from cormorant_testing.kubectl import Namespace, condition_of, restricted_pod
 from cormorant_testing.serving import Api, Reply
+from manifest_making import collector_job
 
 WAIT_S = 180.0
 """For what takes seconds on a machine that does nothing else."""
@@ -31,6 +32,13 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         os.kill(int(pid), int(sys.argv[2]))
         print(pid)
 """
+
+
+def small_job(name: str, env: dict[str, Any], *, policy: str = "", workers: int = 1, **spec: Any) -> dict[str, Any]:
+    """A job of one group for a node of two processors; random without a policy's entrypoint."""
+    acting = {"entrypoint": policy} if policy else {"random": {}}
+    parts = {"head": {"resources": SMALL}, "workerGroups": [{"name": "cpu", "resources": SMALL}]}
+    return collector_job(name, {"env": env, "policy": acting, **parts, "replicas": workers, **spec})
 
 
 def note(text: str) -> None:
@@ -87,6 +95,10 @@ class Job:
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.describe()}") from None
 
+    def until_ready(self, *, within_s: float = WAIT_S) -> float:
+        is_ready = "True/EnoughWorkers"
+        return self.until(lambda: self.condition("Ready") == is_ready, what=f"{self.name} is ready", within_s=within_s)
+
     def describe(self) -> str:
         """What a person would look at."""
         parts = [
@@ -100,21 +112,19 @@ class Job:
 
     # -- what the job says ---------------------------------------------------------------------------------------
 
-    def token(self, role: str) -> str:
-        return base64.b64decode(self.namespace.get("secret", f"{self.name}-tokens")["data"][role]).decode()
-
-    def api(self, role: str = "operator") -> Api:
+    def api(self) -> Api:
         """The job's Service, through a port-forward."""
         if self._forward is None or self._forward.poll() is not None:
             self._connect()
-        return Api(self._port, self.token(role))
+        secret = self.namespace.get("secret", f"{self.name}-tokens")
+        return Api(self._port, base64.b64decode(secret["data"]["operator"]).decode())
 
-    def ask(self, path: str, *, method: str = "GET", within_s: float = WAIT_S, role: str = "operator") -> Reply:
+    def ask(self, path: str, *, method: str = "GET", within_s: float = WAIT_S) -> Reply:
         """Ask until somebody answers: a port-forward ends with its pod."""
         deadline = time.monotonic() + within_s
         while True:
             try:
-                return self.api(role).call(method, path, timeout=40)
+                return self.api().call(method, path, timeout=40)
             except (OSError, AssertionError) as error:
                 self.disconnect()
                 if time.monotonic() > deadline:
@@ -157,6 +167,23 @@ class Job:
     def edit(self, **spec: object) -> None:
         self.namespace("patch", "collectorjob", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
 
+    def suspend(self) -> None:
+        self.edit(suspend=True)
+        self.until(lambda: self.condition("Suspended") == "True/Suspended", what="the job is suspended")
+
+    def replace_worker(self) -> float:
+        """Delete the only worker's pod. Returns the seconds to the next one's creation."""
+        (worker,) = self.pods("worker")
+        self.namespace("delete", "pod", worker, "--now", "--wait=false")
+        return self.until(lambda: self.pods("worker") and worker not in self.pods("worker"), what="a replacement")
+
+    def kill_head(self) -> None:
+        """The head's process; returns in the next epoch."""
+        epoch = self.status["epoch"]
+        self.kill(self.head(), "cormorant_api")
+        self.disconnect()
+        self.until(lambda: self.status["epoch"] == epoch + 1, what="the next epoch")
+
     def kill(self, pod: str, word: str) -> None:
         self.signal(pod, word, signal.SIGKILL)
 
@@ -198,19 +225,12 @@ def learning(job: Job, *command: str, image: str, code: str) -> Iterator[str]:
             {"name": "HOME", "value": "/tmp"},
         ],
         "resources": {"requests": {"cpu": "20m", "memory": "128Mi"}},
-        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "volumeMounts": [{"name": "code", "mountPath": "/code"}],
     }
-    spec = {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": 1,
-        "tolerations": [{"operator": "Exists"}],
-        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-        "containers": [container],
-        "volumes": [{"name": "code", "configMap": {"name": code}}],
-    }
-    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    pod = restricted_pod(
+        name, container, terminationGracePeriodSeconds=1, tolerations=[{"operator": "Exists"}],
+        volumes=[{"name": "code", "configMap": {"name": code}}],
+    )  # fmt: skip
     job.namespace("create", "-f", "-", document=pod)
     try:
         yield name
