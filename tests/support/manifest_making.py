@@ -10,7 +10,6 @@ ABSENT = object()
 
 
 def collector_job(name: str, spec: Document, **metadata: Any) -> Document:
-    """A CollectorJob as a manifest."""
     metadata = {"name": name, **metadata}
     return {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": metadata, "spec": spec}
 
@@ -32,19 +31,15 @@ def manifest(name: str = "pong", /, **changes: Any) -> Document:
 
 
 def gymnasium(**fields: Any) -> Document:
-    """A manifest whose environment is gymnasium's."""
     return manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8} | fields})
 
 
 def groups(*worker_groups: Document, **changes: Any) -> Document:
-    """A manifest with these worker groups."""
     return manifest(workerGroups=list(worker_groups), **changes)
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A manifest that must be refused."""
-
     path: str
     """The field that every message names."""
     sentence: str

@@ -15,7 +15,6 @@ ROOM = "cormorant.dev/test-room"
 
 @pytest.fixture
 def node(scene: Scene) -> Iterator[str]:
-    """Name of a node."""
     if "podgroups" not in scene.namespace("get", "--raw", "/apis/scheduling.k8s.io/v1beta1", check=False):
         lacks("podgroups", "the API server serves no PodGroups of scheduling.k8s.io/v1beta1")
     nodes = scene.namespace.names("nodes", "")

@@ -205,8 +205,6 @@ def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str
 
 
 class Authority:
-    """Signs certificates of heads."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self.cert, self._key, self._folder = folder / f"{name}.crt", folder / f"{name}.key", folder
         made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -days 2"

@@ -174,7 +174,6 @@ class Job:
         return True
 
     def take_all(self, api: Api, *, until: int = TOTAL) -> None:
-        """Take batches up to a number of frames, or until there are no more."""
         while self.checker.frames < until and self.take(api):
             pass
         assert self.checker.frames >= until or until == TOTAL
@@ -441,7 +440,6 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
 
 
 def missing(api: Api) -> str:
-    """Status of the condition WeightsMissing."""
     found = api.get("/v1/status").json["conditions"]
     return next(str(condition["status"]) for condition in found if condition["type"] == "WeightsMissing")
 

@@ -102,7 +102,6 @@ class ApiServer:
         return self.asked("LIST")
 
     def asked(self, verb: str) -> int:
-        """How many requests of this kind there were."""
         return sum(request.startswith(f"{verb} ") for request in self.requests)
 
     def _current(self, kind: str, metadata: Mapping[str, Any], name: str) -> Raw:

@@ -47,7 +47,6 @@ class Watching:
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
 
     def open(self, token: str = "") -> "Watching":
-        """Go there, and sign in if there is a token."""
         self.page.goto(f"{self.origin}/")
         if token:
             self.enter(token)
@@ -55,23 +54,19 @@ class Watching:
         return self
 
     def enter(self, token: str) -> None:
-        """Give a token."""
         self.page.locator("#sign-in").wait_for()
         self.page.fill("#token", token)
         self.page.keyboard.press("Enter")
 
     def text(self, selector: str) -> str:
-        """What stands there."""
         return self.page.locator(selector).inner_text()
 
     def wait_for_text(self, selector: str, text: str) -> None:
-        """Wait until it stands there, among other words."""
         self.page.wait_for_function(
             "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", arg=[selector, text]
         )
 
     def evaluate(self, script: str) -> Any:
-        """Run a script in the page."""
         return self.page.evaluate(script)
 
     def asked(self, part: str) -> int:
@@ -91,7 +86,6 @@ class Watching:
 
 @contextmanager
 def watching(browser: Browser, port: int, token: str = "", **options: Any) -> Iterator[Watching]:
-    """The page in a fresh profile; `options` are those of a browser context."""
     context = browser.new_context(**options)
     try:
         yield Watching(context, port).open(token)

@@ -254,8 +254,6 @@ class Checker:
 
 
 class _Values:
-    """A batch as numpy arrays."""
-
     def __init__(self, batch: Any, observation_space: Any, action_space: Any) -> None:
         keys = [leaf.key for leaf in leaves(observation_space, ("observation",))]
         self.observations = [batch[key].numpy() for key in keys]

@@ -21,8 +21,6 @@ Written = Callable[..., Path]
 
 
 class Command:
-    """One `cormorant ...` that runs."""
-
     def __init__(self, *arguments: str, cwd: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cormorant_cli", *arguments],
@@ -43,16 +41,13 @@ class Command:
         raise AssertionError(f"no {name} event; stderr: {self.process.communicate()[1]}")
 
     def wait_for_children(self, count: int) -> None:
-        """Wait until so many processes exist below it."""
         until(lambda: len(self.children()) >= count, seconds=START_S)
 
     def children(self) -> list[psutil.Process]:
-        """Processes below it."""
         self._children = psutil.Process(self.process.pid).children(recursive=True)
         return self._children
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
-        """Send a signal."""
         self.children()
         os.kill(self.process.pid, number)
 

@@ -347,7 +347,6 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
 
 def make_counting(**kwargs: Any) -> CountingEnv:
-    """Entrypoint `cormorant_testing.envs:make_counting`."""
     return CountingEnv(**kwargs)
 
 
@@ -393,7 +392,7 @@ def make_limited(*, limit: int, **kwargs: Any) -> gymnasium.Env[Any, Any]:
 
 
 def make_nothing(**_: Any) -> None:
-    """An entrypoint that forgets to return its environment."""
+    pass
 
 
 class Stateless(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -36,7 +36,6 @@ ENGINE = ["local"]
 
 
 def make_fleet(job: CollectorJob, **options: object) -> WorkerFleet:
-    """A fleet on the engine of the running test."""
     engine, _, placement = ENGINE[0].partition("-")
     if placement:
         job = served(job)

@@ -9,8 +9,6 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of a table."""
-
     section: str
     names: frozenset[str]
     """Words in backticks of the first cell."""

@@ -32,8 +32,6 @@ def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
 
 
 class HeadProcess(Logged):
-    """One head."""
-
     wait_s = START_S
 
     def __init__(

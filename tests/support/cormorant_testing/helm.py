@@ -29,7 +29,6 @@ def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str
 
 
 def sets(values: Iterable[str]) -> list[str]:
-    """Values as `--set` takes them."""
     return [part for value in values for part in ("--set", value)]
 
 
@@ -48,7 +47,6 @@ def find(manifests: Iterable[Manifest], kind: str, name: str = "") -> Manifest:
 
 
 def pod_template(manifests: Iterable[Manifest]) -> Manifest:
-    """The operator's pod."""
     template: Manifest = find(manifests, "Deployment")["spec"]["template"]
     return template
 
@@ -78,7 +76,6 @@ class Release:
         helm("uninstall", self.name, "-n", self.namespace, "--ignore-not-found")
 
     def manifests(self) -> list[Manifest]:
-        """What is installed."""
         text = helm("get", "manifest", self.name, "-n", self.namespace).stdout
         return [document for document in yaml.safe_load_all(text) if document]
 

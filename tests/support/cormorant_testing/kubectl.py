@@ -32,7 +32,6 @@ def restricted_pod(name: str, container: Mapping[str, Any], *, labels: Mapping[s
 
 
 def skip_without_cluster() -> None:
-    """Skips where there is no API server, or no kubectl."""
     if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
         lacks("cluster", "no cluster: set KUBECONFIG and put kubectl on the PATH")
     if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60).returncode:
@@ -101,13 +100,11 @@ class Namespace:
         return sorted(item["metadata"]["name"] for item in self.items(kind, selector))
 
     def until(self, is_so: Callable[[], object], *, what: str, within_s: float = 30.0) -> float:
-        """Wait for a fact. Returns the seconds that it took."""
         return until(is_so, seconds=within_s, what=what)
 
     # -- what a kubelet would say ------------------------------------------------------------------------------
 
     def say(self, pod: str, status: dict[str, Any]) -> None:
-        """Write a pod's status."""
         self("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
 
     def start(self, pod: str) -> None:
@@ -121,7 +118,6 @@ class Namespace:
         self.say(pod, {"phase": "Running", "conditions": conditions, **ip})
 
     def finish(self, pod: str, *, container: str, exit_code: int, reason: str = "Error") -> None:
-        """A pod's container has ended."""
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         ended = {"exitCode": exit_code, "reason": reason, "startedAt": now, "finishedAt": now, "containerID": "c://1"}
         state = {"name": container, "ready": False, "restartCount": 0, "image": "i", "imageID": "i"}

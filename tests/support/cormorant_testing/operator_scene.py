@@ -95,8 +95,6 @@ class Scene:
 
 @dataclass(frozen=True)
 class Done:
-    """A command that ended."""
-
     code: int
     out: str
     err: str

@@ -71,7 +71,6 @@ def make_spec(**changes: Any) -> dict[str, Any]:
 
 
 def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, queue: str = "", **spec: Any) -> Job:
-    """A job as an operator reads it."""
     document = collector_job("pong", make_spec(**spec), namespace="team-a")
     return Job(
         name="pong",
@@ -216,13 +215,11 @@ class World:
             self._notice(pod)
 
     def edit(self, **spec: Any) -> None:
-        """Somebody changes the spec."""
         self.spec = {**self.spec, **spec}
         generation = self.job.generation + 1
         self.job = make_job(generation=generation, status=self.job.status, queue=self.queue, **self.spec)
 
     def enqueue(self, queue: str) -> None:
-        """Somebody changes the labels."""
         self.queue = queue
         self.job = replace(self.job, queue=queue)
 
@@ -473,7 +470,6 @@ class World:
 
     @property
     def head(self) -> Pod:
-        """The live head."""
         return next(pod for pod in self.pods.values() if pod.role == "head" and pod.is_live)
 
     def live(self, group: str = "") -> list[Pod]:
@@ -495,7 +491,6 @@ class World:
 
 
 def of_kind(actions: Iterable[Action], kind: type[Action]) -> list[Any]:
-    """The orders of one kind."""
     return [action for action in actions if isinstance(action, kind)]
 
 

@@ -39,7 +39,6 @@ class Pod(Logged):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def get(self, path: str) -> tuple[int, str]:
-        """Ask a worker's probes."""
         port = self.wait_for("supervising")["probe_port"]
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
@@ -75,7 +74,6 @@ class Pod(Logged):
 
 
 def worker_pod(gcs_port: int, slot: str = "cpu-0", **more: str) -> Pod:
-    """A worker's pod."""
     group, _, index = slot.rpartition("-")
     given = {
         "CORMORANT_HEAD": f"127.0.0.1:{gcs_port}", "CORMORANT_GROUP": group, "CORMORANT_INDEX": index,

@@ -45,18 +45,15 @@ class Prometheus(Server):
         super().__init__(command, f"{self._url}/-/ready")
 
     def query(self, expr: str, *, at: float | None = None) -> dict[tuple[tuple[str, str], ...], float]:
-        """Numbers by labels."""
         data = self._ask({"query": expr} | ({"time": str(at)} if at is not None else {}))
         if data["resultType"] == "scalar":
             return {(): float(data["result"][1])}
         return {tuple(sorted(row["metric"].items())): float(row["value"][1]) for row in data["result"]}
 
     def numbers(self, expr: str) -> list[float]:
-        """Values that are numbers."""
         return [value for value in self.query(expr).values() if not math.isnan(value)]
 
     def wait_for_numbers(self, expr: str, *, seconds: float = 60) -> list[float]:
-        """Until an expression gives numbers."""
         until(lambda: self.numbers(expr), seconds=seconds, what=f"{expr} gives nothing")
         return self.numbers(expr)
 

@@ -12,8 +12,6 @@ from cormorant_contract.metrics import SCRAPE_LABELS
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """One selector."""
-
     name: str
     labels: frozenset[str]
 
@@ -26,7 +24,6 @@ def substitute(expr: str, **variables: str) -> str:
 
 
 def selectors(expr: str) -> list[Selected]:
-    """Every selector of an expression."""
     return [
         Selected(node.name, frozenset(matcher.name for matcher in node.matchers.matchers))
         for node in _walk(promql_parser.parse(expr))

@@ -59,7 +59,6 @@ def _digest() -> str:
 
 
 def build_image(image: str, context: Path, *options: str) -> None:
-    """Build an image and bring it to the nodes."""
     command = [*os.environ[BUILDER].split(), image.removeprefix(f"{PREFIX}/"), str(context), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S)
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-4000:]}"

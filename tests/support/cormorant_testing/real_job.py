@@ -47,8 +47,6 @@ def note(text: str) -> None:
 
 
 class Job:
-    """One CollectorJob whose pods run."""
-
     def __init__(self, namespace: Namespace, name: str) -> None:
         self.namespace, self.name = namespace, name
         self._forward: subprocess.Popen[str] | None = None
@@ -84,7 +82,6 @@ class Job:
         return name
 
     def said_by(self, pod: str) -> list[dict[str, Any]]:
-        """The lines of JSON in a pod's log."""
         lines = self.namespace("logs", pod, check=False).splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
@@ -240,7 +237,6 @@ def learning(job: Job, *command: str, image: str, code: str) -> Iterator[str]:
 
 @contextmanager
 def running(namespace: Namespace, manifest: dict[str, Any]) -> Iterator[Job]:
-    """A job for some tests."""
     namespace("apply", "-f", "-", document=manifest)
     with deleted_afterwards(namespace, manifest["metadata"]["name"]) as job:
         yield job

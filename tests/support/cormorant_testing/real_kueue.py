@@ -21,7 +21,6 @@ _START_S = 120
 
 
 def skip_without_kueue() -> None:
-    """Skip the test where there is no Kueue to start."""
     binary = Path(os.environ.get(VARIABLE, "/nowhere"))
     if not binary.is_file() or not (binary.parent / "crd").is_dir() or not _METRICS_CERTIFICATE.is_file():
         lacks(
@@ -109,7 +108,6 @@ class Quota:
         return next((r["total"] for f in flavors for r in f["resources"] if r["name"] == "cpu"), "")
 
     def labels(self, priority: str) -> dict[str, str]:
-        """Labels of a job in this queue."""
         return {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": f"{self.name}-{priority}"}
 
     def close(self) -> None:

@@ -51,7 +51,6 @@ class S3Server:
         self._server.process.send_signal(signal.SIGCONT)
 
     def restart(self) -> None:
-        """Kill it and start it at the same address."""
         self._server.kill()
         self._server.close()
         self._server = self._start()

@@ -14,8 +14,6 @@ from cormorant_contract.rest.problems import TYPE_PREFIX
 
 @dataclass(frozen=True)
 class Say:
-    """One answer."""
-
     status: int = 200
     body: bytes = b"{}"
     headers: dict[str, str] = field(default_factory=dict)

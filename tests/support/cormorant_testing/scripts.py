@@ -19,12 +19,10 @@ import psutil
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's environment, with its import path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
 def run_script(text: str) -> "subprocess.CompletedProcess[str]":
-    """Run a script to its end."""
     return subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True, timeout=110)
 
 
@@ -69,11 +67,9 @@ class Logged:
                 self.lines.append(json.loads(line))
 
     def said(self, event: str) -> list[dict[str, Any]]:
-        """Log lines of an event, so far."""
         return [line for line in tuple(self.lines) if line["event"] == event]
 
     def wait_for(self, event: str, *, times: int = 1, seconds: float = 0) -> dict[str, Any]:
-        """The n-th log line of an event."""
         deadline = time.monotonic() + (seconds or self.wait_s)
         while len(found := self.said(event)) < times:
             assert self.process.poll() is None, self.text
@@ -82,12 +78,10 @@ class Logged:
         return found[times - 1]
 
     def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 60) -> int:
-        """Send a signal and wait for the exit code."""
         self.process.send_signal(number)
         return self.wait(timeout_s)
 
     def wait(self, timeout_s: float = 60) -> int:
-        """Wait for the exit code."""
         code = self.process.wait(timeout_s)
         self._reader.join(10)
         return code

@@ -78,7 +78,6 @@ class Api:
         return self.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
 
     def take(self, *, wait: float = 30, consumer: str = "anonymous") -> Reply:
-        """Take a batch and acknowledge it."""
         reply = self.get(f"/v1/batches/next?wait={wait}&consumer={consumer}")
         if reply.status == 200:
             self.ack(reply)
@@ -116,7 +115,6 @@ def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> It
 
 
 def take(served: Served, wait: float = 30) -> Reply:
-    """Take a batch and acknowledge it."""
     return served.data.take(wait=wait)
 
 

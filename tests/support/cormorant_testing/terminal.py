@@ -51,7 +51,6 @@ class Terminal:
             meanwhile()
 
     def interrupt(self) -> int:
-        """Ctrl-C. Reads to the end, and returns the exit code."""
         self._process.send_signal(signal.SIGINT)
         deadline = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < deadline and self._read(1.0):

@@ -134,7 +134,6 @@ class Scene:
 
     @asynccontextmanager
     async def working(self, controller: Controller | None = None) -> AsyncIterator[None]:
-        """Its loop turns."""
         task = asyncio.create_task((controller or self.controller).run())
         try:
             yield

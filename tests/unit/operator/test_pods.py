@@ -40,7 +40,6 @@ def head(*, defaults: OperatorDefaults = DEFAULTS, origin: PodOrigin = BIRTH, **
 
 
 def both(*, defaults: OperatorDefaults = DEFAULTS, **spec: Any) -> tuple[Manifest, Manifest]:
-    """The head and a worker of a job."""
     return head(defaults=defaults, **spec), worker(defaults=defaults, spec=spec)
 
 

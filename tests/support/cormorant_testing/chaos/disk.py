@@ -24,7 +24,6 @@ class SmallDisk:
         return _did(*_MAKE_FS, str(self._image)) and _did("mount", "-o", "loop", str(self._image), str(self._folder))
 
     def fill(self) -> None:
-        """Leave no byte free."""
         with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
             for size in (1 << 20, 1 << 12, 1):
                 with suppress(OSError):

@@ -27,8 +27,6 @@ check_every_turn()
 
 
 class FleetWorld(World):
-    """One fleet, its consumer, and what happens to them."""
-
     refusals = (ControlTimeout, StateError)
 
     def __init__(self, plan: Plan, folder: Path) -> None:
@@ -163,7 +161,6 @@ class FleetWorld(World):
                 raise Finding(f"trajectory {traj_id} of the dataset is no stretch of one episode: {obs}")
 
     def close(self) -> None:
-        """End the fleet, whatever it is doing."""
         self._is_over.set()
         try:
             within(LIMIT_S + 10, "close()", self.fleet.close)

@@ -222,7 +222,6 @@ class HeadWorld(World):
             raise Finding(f"the head did not end {LIMIT_S:.0f} s after SIGTERM\n{self.log_tail()}") from None
 
     def close(self) -> None:
-        """End everything that is left."""
         self._is_away = True
         self._thaw()
         if self._disk is not None:

@@ -38,8 +38,6 @@ _HEAD_THEMES: dict[str, dict[str, int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One thing that happens."""
-
     after_s: float
     """Seconds since the last one."""
     what: str
@@ -49,8 +47,6 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One schedule."""
-
     seed: int
     door: Door
     engine: Engine
@@ -80,7 +76,6 @@ class Plan:
         return self.drops or self.staleness is not None
 
     def job(self, dataset: str = "") -> Any:
-        """The CollectorJob."""
         collection: dict[str, Any] = {"mode": self.mode, "framesPerBatch": 20, "seed": self.seed % 1000}
         if self.resets:
             collection["resetAtEachBatch"] = True
@@ -102,7 +97,6 @@ class Plan:
         )
 
     def describe(self) -> str:
-        """In one line."""
         kind = f"{self.door} on {self.engine}, {self.theme}, {self.workers} workers, {self.mode}"
         more = [
             name

@@ -41,7 +41,6 @@ def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
 
 
 def stacks() -> str:
-    """Where every thread of this process stands."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
     for ident, frame in sys._current_frames().items():
@@ -66,6 +65,5 @@ class Watch(Repeated):
             self._error = error
 
     def check(self) -> None:
-        """Raise what went wrong."""
         if self._error is not None:
             raise self._error

@@ -73,5 +73,4 @@ class SaveableWitness(WitnessEnv):
 
 
 def make_witness(*, saveable: bool = True, **kwargs: Any) -> WitnessEnv:
-    """The manifests' entrypoint."""
     return SaveableWitness(**kwargs) if saveable else WitnessEnv(**kwargs)

@@ -59,8 +59,6 @@ NAMESPACE = "cormorant_testing.placements"
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One placement."""
-
     choices: tuple[str, ...]
 
     def __contains__(self, choice: str) -> bool:

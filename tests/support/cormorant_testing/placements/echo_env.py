@@ -64,5 +64,4 @@ def make_vector(num_envs: int, mode: str) -> Any:
 
 
 def make_env(**kwargs: Any) -> EchoEnv:
-    """Entrypoint of the manifests."""
     return EchoEnv(**kwargs)

@@ -32,7 +32,6 @@ _LOW, _HIGH = -1.0, float(2**20)
 
 
 def length_of(ident: int, episode: int) -> int:
-    """Steps of an episode."""
     return 1 + (ident * 7 + episode * 5) % LONGEST
 
 
@@ -139,8 +138,6 @@ def weights_of(version: int, *, recurrent: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyJob:
-    """A random job."""
-
     groups: str
     policies: Mapping[str, Document]
     deaths: bool
@@ -205,7 +202,6 @@ class PartyJob:
 
     @property
     def models(self) -> dict[str, bool]:
-        """Whether each model is recurrent."""
         made = {name: one.get("kwargs") for name, one in self.policies.items()}
         return {name: kwargs["recurrent"] for name, kwargs in made.items() if kwargs}
 

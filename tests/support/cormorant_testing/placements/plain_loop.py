@@ -296,7 +296,6 @@ class PlainLoop:
             s.length, s.elapsed, s.count = 0, 0, 0.0
 
     def finish(self) -> None:
-        """After the last batch."""
         cell = self.cell
         assert len(self.streams) == cell.num_envs * cell.workers, "environments that never came"
         if "restored" not in cell:

@@ -89,14 +89,12 @@ def build_policy(
 
 
 def make_policy(observation_space: Any, action_space: Any, *, kind: str) -> nn.Module:
-    """Entrypoint of the manifests."""
     is_discrete = isinstance(action_space, gymnasium.spaces.Discrete)
     sizes = observation_space.shape[0], 1 if is_discrete else action_space.shape[0]
     return build_policy(*sizes, kind=kind, is_discrete=is_discrete)
 
 
 def weights_of(version: int, num_values: int, num_actions: int, *, prefix: str = "") -> dict[str, Tensor]:
-    """What is published as a version."""
     draw = torch.Generator().manual_seed(version)
     shapes = {"0.weight": (WIDTH, num_values), "0.bias": (WIDTH,), "2.weight": (num_actions, WIDTH)}
     shapes |= {"2.bias": (num_actions,)}
