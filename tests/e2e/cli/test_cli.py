@@ -1,6 +1,5 @@
 """The command line against a real API server: what it makes, shows, changes and refuses."""
 
-import base64
 import json
 import os
 import subprocess
@@ -194,17 +193,6 @@ def test_names_that_are_not_there_come_with_near_ones(cli) -> None:
 # -- pause ---------------------------------------------------------------------------------------------------------
 
 
-def test_pause_is_written_in_the_spec_and_reaches_the_head(running) -> None:
-    # No kubelet runs here that could forward a port: the command says that it did not hear from the workers.
-    done = running("pause", "pong")
-    assert done.code == 1
-    assert "paused in its spec, but its workers could not be checked" in done.err
-    running.until(lambda: running.head.paused, what="the head is told")
-    assert running.namespace.get("cjob", "pong")["spec"]["paused"] is True
-    assert running.good("resume", "pong", "--wait", "0") == f"{running.namespace.name}/pong: resumed\n"
-    running.until(lambda: not running.head.paused, what="the head is told again")
-
-
 def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
     cli.good("submit", cli.write())
     assert "paused; " in cli.good("pause", "pong")
@@ -258,12 +246,6 @@ def problems(cli, *arguments: str) -> str:
     return "\n".join(finding["sentence"] for finding in found["findings"] if finding["level"] == "problem")
 
 
-def test_doctor_finds_a_job_that_no_operator_sees(cli) -> None:
-    cli.good("submit", cli.write())
-    cli.until(lambda: "no operator has reconciled" in problems(cli, "pong"), what="it is said")
-    assert 'CollectorJob "pnog" not found' in problems(cli, "pnog")
-
-
 def test_doctor_names_a_missing_crd_in_one_sentence(cli) -> None:
     try:
         cli.until(lambda: not cli.namespace("get", "cjob", "-A", "-o", "name"), what="earlier tests' jobs go")
@@ -303,11 +285,3 @@ def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
     assert "does not answer through the API server" in problems(running, "pong")
     running.edit(code={"configMap": "nowhere"})
     assert "the ConfigMap nowhere with its code does not exist" in problems(running, "pong")
-
-
-def test_tokens_are_found_for_each_role(running) -> None:
-    secret = running.namespace.get("secret", "pong-tokens")
-    token = base64.b64decode(secret["data"]["write"]).decode()
-    # The way to the head is closed here; with a token of one's own the Secret is not asked for.
-    done = running("status", "pong", "--token", token)
-    assert "pong-head-1" in done.err

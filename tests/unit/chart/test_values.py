@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import jsonschema
 import yaml
 
-from cormorant_cli.commands.reference import crd_yaml
 from cormorant_contract.schema import structural_schema
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -63,10 +61,6 @@ def commented(text: str) -> dict[str, str]:
     return found
 
 
-def test_committed_crd_is_the_generated_one() -> None:
-    assert (CHART / "files" / "crds" / "collectorjobs.yaml").read_text() == crd_yaml()
-
-
 def test_values_schema_and_readme_say_the_same() -> None:
     text = (CHART / "values.yaml").read_text()
     values = yaml.safe_load(text)
@@ -117,9 +111,3 @@ def test_templates_read_every_value_and_no_other() -> None:
     assert {name for name in LEAVES if not any(f"{name}.".startswith(f"{path}.") for path in read)} == set()
     known = [f"{path[1:]}." for path, _ in objects(SCHEMA)] + [f"{name}." for name in LEAVES]
     assert {path for path in read if f"{path}." not in known} == set()
-
-
-def test_version_is_the_one_of_the_distribution() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == project["version"]

@@ -18,10 +18,8 @@ from cormorant_testing.operator_world import World, changes, make_spec, of_kind,
 from manifest_making import collector_job
 
 
-def fail_slot(world: World, index: int, *, reason: str = "OOMKilled", code: int = 137) -> None:
-    """The worker of a slot dies, and whoever replaces it becomes ready."""
-    pod = world.live()[index]
-    world.finish(pod.name, exit_code=code, reason=reason)
+def fail_first(world: World) -> None:
+    world.then.finish(world.live()[0].name, exit_code=137, reason="OOMKilled")
 
 
 # -- workers ---------------------------------------------------------------------------------------------------
@@ -39,21 +37,11 @@ def test_deleted_or_evicted_worker_is_replaced_uncounted(happens: Callable[[Worl
     assert world.job.status.groups[0].restarts == 0
 
 
-def test_worker_killed_is_replaced_at_once_and_counted() -> None:
-    world = running()
-    fail_slot(world, 0)
-    assert len(of_kind(world.step().actions, CreatePod)) == 1
-    world.settle()
-    assert (world.job.status.groups[0].restarts, world.job.status.recent_failures[0].reason) == (1, "OOMKilled")
-    assert world.job.status.recent_failures[0].exit_code == 137
-
-
 def test_worker_oom_loop_backs_off_then_fails_the_job() -> None:
     world = waiting(runPolicy={"maxRestartsPerSlot": 4, "progressDeadlineSeconds": 0})
     waits = []
     for _ in range(4):
-        fail_slot(world, 0)
-        world.settle()
+        fail_first(world)
         plan = world.plan()
         wait = (plan.due - world.now).total_seconds() if len(world.live()) < 2 and plan.due else 0.0
         waits.append(wait)
@@ -65,9 +53,10 @@ def test_worker_oom_loop_backs_off_then_fails_the_job() -> None:
         world.settle()
         world.then.start_all()
     assert waits == [0.0, 10.0, 20.0, 40.0]
-    assert [failure.reason for failure in world.job.status.recent_failures] == ["OOMKilled"] * 4
-    fail_slot(world, 0)
-    world.settle()
+    failures = world.job.status.recent_failures
+    assert [(failure.reason, failure.exit_code) for failure in failures] == [("OOMKilled", 137)] * 4
+    assert world.job.status.groups[0].restarts == 4
+    fail_first(world)
     assert world.condition("Failed") == "True/SlotRestartsExceeded"
     assert "cpu-0 failed 5 times in a row (maxRestartsPerSlot 4)" in world.message("Failed")
 
@@ -83,8 +72,7 @@ def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
 
 def test_failure_record_stays_until_the_successor_is_healthy() -> None:
     world = waiting()
-    fail_slot(world, 0)
-    world.settle()
+    fail_first(world)
     world.then.start_all()
     assert len([pod for pod in world.pods.values() if pod.phase == "Failed"]) == 1
     assert world.plan().due == world.now + timedelta(seconds=600)
@@ -238,10 +226,10 @@ def test_restarted_operator_changes_nothing_in_a_healthy_world() -> None:
 def test_restarted_operator_keeps_to_the_back_off() -> None:
     world = running(runPolicy={"progressDeadlineSeconds": 0})
     for _ in range(3):
-        fail_slot(world, 0)
+        fail_first(world)
         world.wait(30)
         world.then.start_all()
-    fail_slot(world, 0)
+    fail_first(world)
     world.restart_operator()
     world.wait(39)
     assert world.slots() == ["cpu-1"]

@@ -114,34 +114,37 @@ def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told:
     assert command[command.index("--drain-seconds") + 1] == str(told // 2)
 
 
-def limits(**group: Any) -> dict[str, Any]:
-    return dict(main_container(worker(**group))["resources"].get("limits") or {})
-
-
-def test_gpu_group_requests_a_device_unless_it_says_how_many() -> None:
-    assert limits(device="gpu") == {"nvidia.com/gpu": 1}
-    many = {"limits": {"nvidia.com/gpu": 4}}
-    assert limits(device="gpu", resources=many) == many["limits"]
-    assert limits() == {}
+CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+OTHERS = ("nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915")
 
 
 @pytest.mark.parametrize(
-    "name", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915"]
+    ("group", "limits"),
+    [
+        ({"device": "cpu"}, {}),
+        ({}, {"nvidia.com/gpu": 1}),
+        ({"resources": {"limits": {"nvidia.com/gpu": 4}}}, {"nvidia.com/gpu": 4}),
+        ({"resources": {"limits": {"memory": "1Gi"}}}, {"memory": "1Gi", "nvidia.com/gpu": 1}),
+        *(({"resources": {"limits": {name: 1}}}, {name: 1}) for name in OTHERS),
+        (
+            {"template": {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"amd.com/gpu": 1}}}]}}},
+            {"amd.com/gpu": 1},
+        ),
+        ({"template": {"spec": {"resourceClaims": CLAIMS}}}, {}),
+        ({"resources": {"claims": [{"name": "gpu"}]}}, {}),
+    ],
 )
-def test_gpu_group_with_another_device_gets_no_second_one(name: str) -> None:
-    assert limits(device="gpu", resources={"limits": {name: 1}}) == {name: 1}
-    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {name: 1}}}]}}
-    assert limits(device="gpu", template=template) == {name: 1}
-    assert limits(device="gpu", resources={"limits": {"memory": "1Gi"}}) == {"memory": "1Gi", "nvidia.com/gpu": 1}
+def test_gpu_group_has_a_device_and_never_a_second_one(group: dict[str, Any], limits: dict[str, Any]) -> None:
+    pod = worker(**{"device": "gpu"} | group)
+    assert main_container(pod)["resources"].get("limits", {}) == limits
+    tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert (tolerated in pod["spec"]["tolerations"]) == ("device" not in group)
 
 
-def test_gpu_group_with_a_resource_claim_gets_no_device_on_top() -> None:
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
-    assert limits(device="gpu", template={"spec": {"resourceClaims": claims}}) == {}
-    assert limits(device="gpu", resources={"claims": [{"name": "gpu"}]}) == {}
+def test_resource_claim_of_a_template_reaches_the_container() -> None:
     ours = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
-    pod = worker(device="gpu", template={"spec": {"resourceClaims": claims, "containers": [ours]}})
-    assert (pod["spec"]["resourceClaims"], main_container(pod)["resources"]["claims"]) == (claims, [{"name": "gpu"}])
+    pod = worker(device="gpu", template={"spec": {"resourceClaims": CLAIMS, "containers": [ours]}})
+    assert (pod["spec"]["resourceClaims"], main_container(pod)["resources"]["claims"]) == (CLAIMS, [{"name": "gpu"}])
 
 
 def test_requests_are_filled_in_where_nothing_is_said() -> None:
@@ -186,20 +189,26 @@ def test_scratch_space_has_a_limit() -> None:
     assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "50Gi"}
 
 
+SERVICE, _ = children.services(make_job(), epoch=1)
+(BUDGET,) = children.budgets(make_job(), workers=2)
+
+
+@pytest.mark.parametrize(
+    ("child", "change", "is_put_right"),
+    [
+        (SERVICE, {"clusterIP": "10.0.0.7", "sessionAffinity": "None"}, False),
+        (SERVICE, {"ipFamilyPolicy": "SingleStack"}, True),
+        *((BUDGET, {field: None}, True) for field in ("minAvailable", "selector", "unhealthyPodEvictionPolicy")),
+    ],
+)
+def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, Any], is_put_right: bool) -> None:
+    changed = {**child, "spec": {**child["spec"], **change}}
+    assert (children.digest_of(changed) != children.digest_of(child)) == is_put_right
+
+
 def test_services_prefer_dual_stack() -> None:
-    assert {service["spec"]["ipFamilyPolicy"] for service in children.services(make_job(), epoch=1)} == {
-        "PreferDualStack"
-    }
-    (service, _) = children.services(make_job(), epoch=1)
-    changed = {**service, "spec": {**service["spec"], "ipFamilyPolicy": "SingleStack"}}
-    assert children.digest_of(changed) != children.digest_of(service), "it is put right"
-
-
-@pytest.mark.parametrize("field", ["minAvailable", "selector", "unhealthyPodEvictionPolicy"])
-def test_budget_that_others_changed_is_put_right(field: str) -> None:
-    (budget,) = children.budgets(make_job(), workers=2)
-    changed = {**budget, "spec": {**budget["spec"], field: None}}
-    assert children.digest_of(changed) != children.digest_of(budget)
+    found = children.services(make_job(), epoch=1)
+    assert [service["spec"]["ipFamilyPolicy"] for service in found] == ["PreferDualStack"] * 2
 
 
 def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
@@ -214,15 +223,13 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
-def test_head_understands_its_command_and_listens_on_its_pods_family() -> None:
-    from cormorant_api.__main__ import _parser, listen_host
+def test_head_understands_its_command() -> None:
+    from cormorant_api.__main__ import _parser
 
     command = main_container(head())["command"]
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
     assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
-    assert given.ray_slot_resources
-    for pod_ip, host in (("fd00::1", "::"), ("10.0.0.1", "0.0.0.0")):
-        assert listen_host(given.host, pod_ip=pod_ip) == host
+    assert (given.ray_slot_resources, given.host) == (True, "0.0.0.0")
 
 
 def test_heads_state_lies_on_the_claim_where_there_is_one() -> None:
@@ -546,12 +553,6 @@ def test_node_is_lost_when_it_is_not_ready_or_out_of_service(ready: str, taint: 
         "status": {"conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]},
     }
     assert read_node(raw, at=at) == NodeFact(is_lost=is_lost, at=at)
-
-
-def test_only_gpu_workers_tolerate_the_gpu_taint() -> None:
-    wanted = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    assert wanted in worker(device="gpu")["spec"]["tolerations"]
-    assert wanted not in worker()["spec"]["tolerations"]
 
 
 @pytest.mark.parametrize(
