@@ -35,7 +35,7 @@ def test_schedule(
     record_property: Callable[[str, object], None],
 ) -> None:
     plan = plan_of(seed)
-    print(plan.describe())  # noqa: T201  # what pytest shows of a schedule that fails
+    print(plan)  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
     if plan.door == "head":
         head = HeadWorld(plan, tmp_path)

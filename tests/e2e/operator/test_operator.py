@@ -106,13 +106,6 @@ def test_refused_template_is_reported_and_replaces_nothing(running: Scene) -> No
     assert running.uids() == before
 
 
-def test_new_template_rolls(running: Scene) -> None:
-    before = set(running.uids().values())
-    running.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "10m"}}}])
-    running.until(lambda: len(before & set(running.uids().values())) == 1, "only the head is the same")
-    running.until(lambda: running.condition("Updating") == "False/UpToDate", "it is up to date")
-
-
 def test_quota_is_explained(scene: Scene) -> None:
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "2"}}}
     scene.namespace("create", "-f", "-", document=quota)
@@ -137,45 +130,6 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
             scene.namespace("patch", "pod", name, "--type=merge", "-p", '{"spec": {"schedulingGates": null}}')
         # No node is there; what waits for one now are the same pods.
         scene.until(lambda: "no nodes available" in scene.message("Scheduled"), "the scheduler has looked at them")
-        assert scene.uids() == before
-
-
-def test_worker_that_names_a_resource_claim_template_gets_its_claim(scene: Scene) -> None:
-    claim = {"devices": {"requests": [{"name": "gpu", "exactly": {"deviceClassName": "gpu.example.com"}}]}}
-    template = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": {"name": "one-gpu"}}
-    scene.namespace("create", "-f", "-", document={**template, "spec": {"spec": claim}})
-    worker = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
-    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
-    group = {"name": "cpu", "device": "gpu", "template": {"spec": {"resourceClaims": claims, "containers": [worker]}}}
-    with scene.operator():
-        scene.submit(workerGroups=[group])
-        # The controller manager makes a claim for each pod that has the template in its spec.
-        scene.until(lambda: len(scene.namespace.items("resourceclaims")) == 2, "each worker has a claim")
-        for pod in scene.namespace.items("pods", "cormorant.dev/role=worker"):
-            (container,) = pod["spec"]["containers"]
-            assert container["resources"]["claims"] == [{"name": "gpu"}]
-            assert "nvidia.com/gpu" not in container["resources"].get("limits", {})
-
-
-def test_job_that_scales_to_fit_leaves_out_a_slot_in_the_middle(scene: Scene) -> None:
-    policy = {"onUnschedulable": "ScaleToFit", "unschedulableAfterSeconds": 5}
-    # The scheduler leaves gated pods alone: of others it would say again that no node fits, also once they "run".
-    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
-    group = {"name": "cpu", "minReplicas": 1, **gated}
-    with scene.operator():
-        scene.submit(replicas=3, head=gated, workerGroups=[group], runPolicy=policy)
-        scene.until(lambda: len(scene.namespace.names("pods")) == 4, "all pods are made")
-        before = scene.uids()
-        waiting = next(name for name in before if name.startswith("pong-cpu-1"))
-        for name in before.keys() - {waiting}:
-            scene.namespace.start(name)
-        head = scene.head
-        scene.until(lambda: head.empty_slots == {"cpu": [1]}, "the head is told which slot is empty")
-        assert head.sizes == {"cpu": 2}
-        scene.namespace.start(waiting)
-        scene.until(
-            lambda: (head.sizes, head.empty_slots) == ({"cpu": 3}, {}), "the head counts on it once it has a node"
-        )
         assert scene.uids() == before
 
 
@@ -312,24 +266,6 @@ def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
         scene.namespace("delete", "cjob", "pong")
         for kind in kinds:
             scene.until(lambda kind=kind: scene.namespace.names(kind) == [], f"no {kind} are left")
-
-
-def test_second_operator_waits_until_the_first_is_gone(scene: Scene) -> None:
-    lease = ("--lease", f"{scene.namespace.name}/operator")
-    with scene.operator(*lease) as first, Kubelet(scene.namespace):
-        scene.submit()
-        scene.until_ready()
-        holder = scene.namespace.get("lease", "operator")["spec"]["holderIdentity"]
-        with scene.operator(*lease):
-            time.sleep(4)
-            assert scene.namespace.get("lease", "operator")["spec"]["holderIdentity"] == holder
-            assert first.end() == 0
-            scene.until(
-                lambda: scene.namespace.get("lease", "operator")["spec"]["holderIdentity"] not in ("", holder),
-                "the second leads",
-            )
-            scene.namespace("scale", "cjob/pong", "--replicas=3")
-            scene.until(lambda: len(scene.namespace.names("pods")) == 4, "and works")
 
 
 @pytest.mark.timeout(600)

@@ -31,47 +31,31 @@ def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
     assert running.uids() == pods
 
 
-def certificates_crd() -> dict[str, Any]:
-    """What a Certificate of cert-manager may have, as far as the operator writes it: others are refused."""
-    text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
-    usages = ("digital signature", "key encipherment", "server auth", "client auth")
-    issuer = {"type": "object", "required": ["name"], "properties": {"name": text, "kind": text, "group": text}}
-    spec = {
-        "type": "object",
-        "required": ["issuerRef", "secretName"],
-        "properties": {
-            "secretName": text,
-            "dnsNames": texts,
-            "issuerRef": issuer,
-            "usages": {"type": "array", "items": {"type": "string", "enum": [*usages]}},
-        },
-    }
-    version = {
-        "name": "v1",
-        "served": True,
-        "storage": True,
-        "subresources": {"status": {}},
-        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}},
-    }
-    names = {"kind": "Certificate", "listKind": "CertificateList", "plural": "certificates", "singular": "certificate"}
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": "certificates.cert-manager.io"},
-        "spec": {"group": "cert-manager.io", "scope": "Namespaced", "names": names, "versions": [version]},
-    }
+NAMES = {"kind": "Certificate", "listKind": "CertificateList", "plural": "certificates", "singular": "certificate"}
+ANYTHING = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+CERTIFICATES = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "certificates.cert-manager.io"},
+    "spec": {
+        "group": "cert-manager.io",
+        "scope": "Namespaced",
+        "names": NAMES,
+        "versions": [{"name": "v1", "served": True, "storage": True, "schema": ANYTHING}],
+    },
+}
 
 
 def test_certificate_is_made_once_its_kind_is_known(scene: Scene) -> None:
-    crd, namespace = certificates_crd(), scene.namespace
-    if namespace("get", "crd", crd["metadata"]["name"], "--ignore-not-found"):
+    crd, namespace = "certificates.cert-manager.io", scene.namespace
+    if namespace("get", "crd", crd, "--ignore-not-found"):
         pytest.skip("this cluster has a cert-manager")
     tls = {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}}
     with scene.operator(), Kubelet(namespace):
         scene.submit(head={"tls": tls})
         scene.until(lambda: scene.condition("Accepted") == "False/Forbidden", "the condition says so")
         assert "install cert-manager" in scene.message("Accepted")
-        namespace("create", "-f", "-", document=crd)
+        namespace("create", "-f", "-", document=CERTIFICATES)
         try:
             namespace.until(lambda: scene.condition("Accepted") == "True/Accepted", what="it is made", within_s=90)
             certificate = namespace.get("certificate", "pong-tls")
@@ -81,4 +65,4 @@ def test_certificate_is_made_once_its_kind_is_known(scene: Scene) -> None:
             head = namespace.get("pod", "pong-head-1")["spec"]
             assert "pong-tls" in [volume.get("secret", {}).get("secretName") for volume in head["volumes"]]
         finally:
-            namespace("delete", "crd", crd["metadata"]["name"], "--wait=false")
+            namespace("delete", "crd", crd, "--wait=false")

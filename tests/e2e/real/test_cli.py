@@ -24,20 +24,18 @@ from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_scene import Cli
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import Job as RealJob
-from cormorant_testing.real_job import note
+from cormorant_testing.real_job import note, small_job
 from cormorant_testing.terminal import Terminal
-from manifest_making import collector_job
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 HIDDEN = [1024, 1024]
 START_S = 240
-CODE = """
+CODE = f"""
 from cormorant.policies import mlp
 
-
-def make(observation_space, action_space, **kwargs):
-    return mlp(observation_space, action_space, **kwargs)
+def make(observation_space, action_space):
+    return mlp(observation_space, action_space, hidden={HIDDEN})
 """
 
 
@@ -51,19 +49,13 @@ class Job(Cli):
         package.mkdir(parents=True)
         (package / "__init__.py").write_text("")
         (package / "policies.py").write_text(CODE)
-        small = {"requests": {"cpu": "50m", "memory": "256Mi"}}
-        document = collector_job(
+        document = small_job(
             self.name,
-            {
-                "image": self.image,
-                "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
-                "policy": {"entrypoint": "my_pkg.policies:make", "kwargs": {"hidden": HIDDEN}},
-                "collection": {"framesPerBatch": 64},
-                "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-                "head": {"resources": small},
-                "workerGroups": [{"name": "cpu", "resources": small}],
-                "replicas": 1,
-            },
+            {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
+            policy="my_pkg.policies:make",
+            image=self.image,
+            collection={"framesPerBatch": 64},
+            output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
         )
         path = self.folder / "cart.yaml"
         path.write_text(yaml.safe_dump(document))

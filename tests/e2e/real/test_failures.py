@@ -290,19 +290,6 @@ def test_head_deleted_without_an_operator_costs_no_acknowledged_frame(scene: Sce
     note(f"head deleted without an operator: {taken - counted} frames acknowledged beyond the status, all counted")
 
 
-def test_deleted_and_applied_again_job_collects(scene: Scene) -> None:
-    job = scene.plain
-    bearing = {"spec": {"tolerations": [{"operator": "Exists"}]}}
-    uid, pods = job.raw["metadata"]["uid"], job.pods()
-    job.namespace("delete", "collectorjob", job.name)
-    job.namespace("apply", "-f", "-", document=manifest(job.name, bearing, on_full="drop_oldest"))
-    created_s = job.until(lambda: len(set(job.pods().values()) - set(pods.values())) == 2, what="pods of its own")
-    took_s = created_s + job.until_ready()
-    job.until(lambda: job.frames() > 0, what="frames are counted")
-    assert job.raw["metadata"]["uid"] != uid
-    note(f"deleted and applied again: its pods were created after {created_s:.1f} s, it was ready after {took_s:.1f} s")
-
-
 def test_no_frame_was_lost_or_came_twice(scene: Scene) -> None:
     job, learner = scene.steady, scene.learner
     job.suspend()

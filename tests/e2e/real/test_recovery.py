@@ -3,15 +3,13 @@ docs/explanation/speed.md.
 
     CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -rP
 
-prints it, with a timeline of each row's slowest round.
+prints them.
 """
 
-import json
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Callable
 
 import pytest
 
@@ -47,25 +45,25 @@ LOSSES: dict[str, Callable[[Job], float | None]] = {
 }
 
 
+def tell(what: str, waits: list[float]) -> None:
+    figures = f"{statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f}"
+    note(f"| {what} | {figures} ({len(waits)} rounds) |")
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_learner_has_its_next_batch_soon_after(installed: Installation, loss: str) -> None:
-    waits, slowest = list[float](), ""
+    waits = list[float]()
     for _ in range(ROUNDS):
         # A job of its own: the second failure in a row waits for its backoff.
         with audited(installed.jobs, manifest("again", {}, on_full="wait"), image=installed.images.job) as learner:
             learner.wait_for(10)
-            last, load, began = learner.seen()[-1], os.getloadavg()[0], time.time()
+            last, began = learner.seen()[-1], time.time()
             began = LOSSES[loss](learner.job) or began
-            first = learner.wait_for_next_head(last, within_s=LONGEST_S)
-            waits.append(first.at - began)
-            if waits[-1] == max(waits):
-                said = timeline(learner.job, installed, began)
-                slowest = f"load {load:.1f}\n{said}\n{first.at - began:6.1f} s  the first batch"
+            waits.append(learner.wait_for_next_head(last, within_s=LONGEST_S).at - began)
             learner.wait_for(3)
             seen = learner.seen()[-1]
             assert (seen.duplicates, seen.missing) == (0, 0)
-    figures = f"{statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f}"
-    note(f"| {loss} | {figures} ({len(waits)} rounds) |\n{slowest}")
+    tell(loss, waits)
 
 
 def test_applied_job_has_its_first_batch_soon(installed: Installation) -> None:
@@ -76,32 +74,4 @@ def test_applied_job_has_its_first_batch_soon(installed: Installation) -> None:
         with running(installed.jobs, manifest("first", {}, on_full="wait")) as job:
             job.take(within_s=LONGEST_S)
             waits.append(time.time() - began)
-            said = timeline(job, installed, began)
-    note(f"| applied | {statistics.median(waits):.1f} s, {min(waits):.1f} to {max(waits):.1f} |\n{said}")
-
-
-def timeline(job: Job, installed: Installation, began: float) -> str:
-    """What pods and the operator said since a moment, in seconds."""
-    found: list[tuple[float, str]] = []
-    for pod in job.namespace.items("pods", f"cormorant.dev/collectorjob={job.name}"):
-        name, status = pod["metadata"]["name"], pod["status"]
-        found.append((moment(pod["metadata"]["creationTimestamp"]), f"{name} created"))
-        found += [(moment(c["lastTransitionTime"]), f"{name} {c['type']}") for c in status.get("conditions", ())]
-        for container in status.get("containerStatuses", ()):
-            for kind, state in container["state"].items():
-                at = state.get("startedAt" if kind == "running" else "finishedAt")
-                found += [(moment(at), f"{name} {container['name']} {kind}")] if at else []
-        found += said(job.namespace("logs", name, check=False), name)
-    found += said(installed.operators("logs", "deployment/cormorant", "--since=3m", check=False), "operator")
-    return "\n".join(f"{at - began:6.1f} s  {what}" for at, what in sorted(found) if at >= began - 1)
-
-
-def said(log: str, who: str) -> Iterator[tuple[float, str]]:
-    for line in log.splitlines():
-        if line.startswith("{"):
-            event = json.loads(line)
-            yield moment(event["timestamp"]), f"{who} said {event['event']} {event.get('seconds', '')}"
-
-
-def moment(text: str) -> float:
-    return datetime.fromisoformat(text).timestamp()
+    tell("applied", waits)

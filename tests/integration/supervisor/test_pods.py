@@ -179,6 +179,15 @@ class Job:
         assert self.checker.frames >= until or until == TOTAL
 
 
+def publish(api: Api, version: int, body: bytes = b"") -> None:
+    reply = api.put(f"{WEIGHTS}?version={version}", body or weights_file(version), Prefer="wait=60")
+    assert reply.json["state"] == "applied"
+
+
+def until_all_ready(api: Api) -> None:
+    until(lambda: all(worker["ready"] for worker in api.get("/v1/workers").json["workers"]), seconds=120)
+
+
 def attempts(api: Api) -> dict[str, int]:
     return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
 
@@ -204,7 +213,7 @@ def test_head_starts_with_a_worker_and_ends_at_once_without(tmp_path: Path) -> N
         assert api.get("/metrics").body.count(b"cormorant_worker_frames_total") == 0
         with job.worker(0) as other:
             # Takes nothing meanwhile: on a busy machine all frames would be collected before it has started.
-            until(lambda: all(w["ready"] for w in api.get("/v1/workers").json["workers"]), seconds=120)
+            until_all_ready(api)
             assert job.take(api)
             assert other.end() == 0
         assert worker.end() == 0
@@ -214,7 +223,7 @@ def test_head_without_cpu_time_for_15_s_goes_on_with_its_workers(tmp_path: Path)
     job = Job(tmp_path)
     with job.head(epoch=1, floor_frames=0) as head, job.worker(0) as first, job.worker(1) as second:
         api = job.api(head)
-        until(lambda: all(w["ready"] for w in api.get("/v1/workers").json["workers"]), seconds=120)
+        until_all_ready(api)
         children = psutil.Process(head.process.pid).children(recursive=True)
         # Ray's head proper judges the others.
         frozen = [process for process in children if process.name() != "gcs_server"]
@@ -307,7 +316,7 @@ def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) 
     job = Job(tmp_path)
     with job.worker(0) as first, job.worker(1) as second, job.head(epoch=1, floor_frames=0) as head:
         api = job.api(head)
-        assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
+        publish(api, 1)
         before = attempts(api)
         job.take_all(api, until=1000)
         # The replacement's pod comes while the first one still works, as in a cluster.
@@ -349,7 +358,7 @@ def test_unfinished_batch_of_an_ended_pod_is_collected_again(tmp_path: Path) -> 
     given = {"CORMORANT_GRACE_SECONDS": str(grace_s)}
     with job.worker(0, **given) as first, job.worker(1), job.head(epoch=1, floor_frames=0) as head:
         api = job.api(head)
-        assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
+        publish(api, 1)
         before = attempts(api)
         job.take_all(api, until=500)
         with job.worker(0) as third:
@@ -400,10 +409,9 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
     with job.worker(0) as first, job.worker(1) as second:
         with job.head(epoch=1, floor_frames=0) as head:
             api = job.api(head)
-            until(lambda: all(worker["ready"] for worker in api.get("/v1/workers").json["workers"]))
+            until_all_ready(api)
             for version in (1, 40):
-                path = f"{WEIGHTS}?version={version}"
-                assert api.put(path, weights_of(version), Prefer="wait=60").json["state"] == "applied"
+                publish(api, version, weights_of(version))
             published = versions(api)[0]
             head.kill()
         # Its folder is empty: there is no volume.

@@ -13,23 +13,7 @@ from typing import Any
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.cache import JobRecord, Member
-from cormorant_operator.decide.plan import (
-    Action,
-    ApplyChild,
-    CheckNode,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeleteChild,
-    DeleteJob,
-    DeletePod,
-    DrainHead,
-    MarkPod,
-    PatchWorkload,
-    Plan,
-    ReadQueueObject,
-    SetDesired,
-)
+from cormorant_operator.decide import plan as orders
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job, find
@@ -118,7 +102,7 @@ class World:
         self.nodes: dict[str, NodeFact] = {}
         """What the operator has seen of nodes."""
         self.is_deleted = False
-        self.done: list[Action] = []
+        self.done: list[orders.Action] = []
         self.told: list[str] = []
         """Reasons of the events that were sent."""
         self.writes = 0
@@ -167,11 +151,11 @@ class World:
         )
         return replace(known, **changes)
 
-    def plan(self, *, now: datetime | None = None, **state: Any) -> Plan:
+    def plan(self, *, now: datetime | None = None, **state: Any) -> orders.Plan:
         """What an operator wants; keywords change what it knows."""
         return reconcile(self.job, self.record(), self.state(**state), now or self.now, defaults=self.defaults)
 
-    def step(self, *, crash_after: int | None = None) -> Plan:
+    def step(self, *, crash_after: int | None = None) -> orders.Plan:
         """Reconcile once; `crash_after`: the operator dies after so many writes."""
         plan = self.plan()
         orders = plan.actions if crash_after is None else plan.actions[:crash_after]
@@ -223,40 +207,40 @@ class World:
         self.queue = queue
         self.job = replace(self.job, queue=queue)
 
-    def do(self, action: Action) -> None:
+    def do(self, action: orders.Action) -> None:
         self.done.append(action)
         match action:
-            case CheckTemplate():
+            case orders.CheckTemplate():
                 image = action.manifest["spec"]["containers"][0]["image"]
                 error = f"image {image} is not allowed here" if image == self.bad_image else ""
                 self.verdicts[action.template] = Verdict(error=error, at=self.now, generation=self.job.generation)
-            case ApplyChild() if action.manifest["kind"] == "Workload":
+            case orders.ApplyChild() if action.manifest["kind"] == "Workload":
                 self.kueue.apply(action, self.now)
-            case ApplyChild():
+            case orders.ApplyChild():
                 key = (action.manifest["kind"], action.manifest["metadata"]["name"])
                 self.children[key] = digest_of(action.manifest)
-            case CreateTokens():
+            case orders.CreateTokens():
                 self.has_tokens = True
                 if action.claim is not None:
                     key = (action.claim["kind"], action.claim["metadata"]["name"])
                     self.children[key] = digest_of(action.claim)
-            case CreatePod():
+            case orders.CreatePod():
                 self._create(action)
-            case DeletePod():
+            case orders.DeletePod():
                 self.delete(action.pod.name, uid=action.pod.uid)
-            case MarkPod():
+            case orders.MarkPod():
                 if action.pod.name in self.pods:
                     self._change(action.pod.name, **{MARKS[action.annotation]: action.at})
-            case PatchWorkload():
+            case orders.PatchWorkload():
                 self.kueue.patch(action)
-            case ReadQueueObject():
+            case orders.ReadQueueObject():
                 if (refusal := self.kueue.read(action, self.now)) is not None:
                     self.refusals[action.kind] = refusal
-            case DeleteChild() if action.kind == "Workload":
+            case orders.DeleteChild() if action.kind == "Workload":
                 self.kueue.raw = None
-            case DeleteChild():
+            case orders.DeleteChild():
                 self.children.pop((action.kind, action.name), None)
-            case SetDesired():
+            case orders.SetDesired():
                 if self.answer is not None and not self.is_silent:
                     self.answer = replace(
                         self.answer,
@@ -265,17 +249,17 @@ class World:
                         is_spec_paused=bool(action.desired.paused),
                         pause_state="paused" if action.desired.paused else "running",
                     )
-            case DrainHead():
+            case orders.DrainHead():
                 if self.answer is not None and not self.is_silent:
                     self.answer = replace(self.answer, phase="Draining")
-            case CheckNode():
+            case orders.CheckNode():
                 self.nodes[action.name] = NodeFact(is_lost=action.name in self.lost_nodes, at=self.now)
-            case DeleteJob():
+            case orders.DeleteJob():
                 self.is_deleted = True
                 self.pods.clear()
         self.check()
 
-    def write(self, plan: Plan) -> None:
+    def write(self, plan: orders.Plan) -> None:
         self.told += [note.reason for note in plan.events]
         if plan.status is None:
             return
@@ -294,7 +278,7 @@ class World:
         heads = [pod.name for pod in self.pods.values() if pod.role == "head" and pod.is_live]
         assert len(heads) <= 1, f"two live heads: {heads}"
 
-    def _create(self, action: CreatePod) -> None:
+    def _create(self, action: orders.CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
         if name in self.pods or self._is_past(action):
             return
@@ -317,7 +301,7 @@ class World:
         self.pods[name] = pod
         self._notice(pod)
 
-    def _is_past(self, action: CreatePod) -> bool:
+    def _is_past(self, action: orders.CreatePod) -> bool:
         """As the executor, which looks once more: a pod's place was filled since the plan was made."""
         role, slot, number = pod_identity(action.manifest)
         return number <= (self.epoch if role == "head" else self.attempts.get(slot, -1))
@@ -490,7 +474,7 @@ class World:
         return found.message if found is not None else ""
 
 
-def of_kind(actions: Iterable[Action], kind: type[Action]) -> list[Any]:
+def of_kind(actions: Iterable[orders.Action], kind: type[orders.Action]) -> list[Any]:
     return [action for action in actions if isinstance(action, kind)]
 
 
@@ -511,6 +495,6 @@ def waiting(**spec: Any) -> World:
     return world
 
 
-def changes(plan: Plan) -> tuple[Any, ...]:
+def changes(plan: orders.Plan) -> tuple[Any, ...]:
     """What a plan does: its actions, and its new status."""
     return (*plan.actions, *([] if plan.status is None else [plan.status]))

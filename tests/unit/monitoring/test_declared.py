@@ -19,23 +19,19 @@ NAMES = [metric.name for metric in ALL_METRICS]
 
 
 @pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_names_keep_to_prometheus_conventions(metric: Metric) -> None:
+def test_metrics_keep_to_prometheus_conventions(metric: Metric) -> None:
     assert re.fullmatch(r"cormorant_[a-z0-9_]+", metric.name)
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert metric.help.endswith(".")
     assert "|" not in metric.help
+    assert not set(metric.label_names) & {*SCRAPE_LABELS, "pool", "le", "quantile", "__name__"}
 
 
 def test_no_name_is_declared_twice() -> None:
     samples = [sample for metric in ALL_METRICS for sample in metric.sample_names]
     assert len(samples) == len(set(samples))
-
-
-@pytest.mark.parametrize("metric", ALL_METRICS, ids=NAMES)
-def test_no_label_is_one_that_scraping_adds(metric: Metric) -> None:
-    assert not set(metric.label_names) & {*SCRAPE_LABELS, "pool", "le", "quantile", "__name__"}
 
 
 def test_heads_and_workers_export_different_names() -> None:

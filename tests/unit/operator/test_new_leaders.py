@@ -102,21 +102,6 @@ def _watch(world: World) -> None:
             return
 
 
-def test_operator_that_returns_to_a_job_that_was_starting_lets_it_run() -> None:
-    world = World(replicas=1, runPolicy={"startupDeadlineSeconds": 300})
-    world.settle()
-    world.then.place_all()
-    assert world.job.status.phase == "Starting"
-    world.start_all()  # the operator is away
-    world.tick(900)
-    world.unready(world.live()[0].name)
-    world.then.restart_operator()
-    assert not world.job.is_over
-    world.tick(1)
-    world.then.collect(28_672)
-    assert (world.job.is_over, world.job.status.frames.collected) == (False, 28_672)
-
-
 def test_deadline_passes_in_the_time_of_one_leader() -> None:
     world = World(runPolicy={"startupDeadlineSeconds": 300})
     world.settle()

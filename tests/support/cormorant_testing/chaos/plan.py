@@ -5,7 +5,7 @@ plan_of(17) == plan_of(17), for ever within one revision of this file
 
 import random
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from cormorant_testing.chaos.witness import ENTRYPOINT
 from cormorant_testing.collecting import make_job
@@ -36,8 +36,7 @@ _HEAD_THEMES: dict[str, dict[str, int]] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     after_s: float
     """Seconds since the last one."""
     what: str
@@ -95,20 +94,6 @@ class Plan:
             if self.servers
             else [],
         )
-
-    def describe(self) -> str:
-        kind = f"{self.door} on {self.engine}, {self.theme}, {self.workers} workers, {self.mode}"
-        more = [
-            name
-            for name in ("drops", "resets", "saveable", "has_dataset", "thaws", "maps", "normalizes")
-            if getattr(self, name)
-        ]
-        if self.staleness is not None:
-            more.append(f"staleness {self.staleness}")
-        if self.servers:
-            more.append(f"{self.servers} servers")
-        steps = ", ".join(f"+{step.after_s:.1f} {step.what} {step.amount:.2f}" for step in self.steps)
-        return f"schedule {self.seed}: {kind} ({', '.join(more)}): {steps}"
 
 
 def plan_of(seed: int) -> Plan:
