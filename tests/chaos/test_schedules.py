@@ -40,7 +40,14 @@ def test_schedule(
     if plan.door == "head":
         head = HeadWorld(plan, tmp_path)
         record_property("chaos", (plan, head.done, head.judge))
-        play_head(head)
+        try:
+            head.run()
+        except Finding:
+            raise
+        except Exception as error:
+            raise Finding(f"{type(error).__name__}: {error}\n{head.log_tail()}") from error
+        finally:
+            head.close()
         return
     if plan.engine == "ray":  # shared by the fleets of this process; heads have their own
         request.getfixturevalue("ray_cluster")
@@ -53,14 +60,3 @@ def test_schedule(
         raise
     finally:
         world.clean_up()
-
-
-def play_head(world: HeadWorld) -> None:
-    try:
-        world.run()
-    except Finding:
-        raise
-    except Exception as error:
-        raise Finding(f"{type(error).__name__}: {error}\n{world.log_tail()}") from error
-    finally:
-        world.close()

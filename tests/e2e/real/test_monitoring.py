@@ -11,8 +11,7 @@ import safetensors.numpy
 
 from cormorant_testing.helm import CHART, POD_MONITOR, find, render
 from cormorant_testing.pod_monitor import PodDiscovery
-from cormorant_testing.prometheus import Prometheus
-from cormorant_testing.promql import substitute
+from cormorant_testing.prometheus import Prometheus, substitute
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running, small_job
 from cormorant_testing.scripts import Repeated

@@ -11,8 +11,6 @@ from typing import Any
 
 import psutil
 
-from cormorant_testing.scripts import until
-
 START_S = 120
 """A worker's start takes 4 s on an idle machine; a busy one takes many times that."""
 
@@ -39,9 +37,6 @@ class Command:
             if event["event"] == name:
                 return event
         raise AssertionError(f"no {name} event; stderr: {self.process.communicate()[1]}")
-
-    def wait_for_children(self, count: int) -> None:
-        until(lambda: len(self.children()) >= count, seconds=START_S)
 
     def children(self) -> list[psutil.Process]:
         self._children = psutil.Process(self.process.pid).children(recursive=True)

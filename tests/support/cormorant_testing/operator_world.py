@@ -403,9 +403,10 @@ class World:
             **more,
         )
 
-    def reject(self, name: str, reason: str = "UnexpectedAdmissionError") -> None:
+    def reject(self, name: str) -> None:
         """The kubelet does not take it: none of its containers runs."""
-        self._change(name, phase="Failed", reason=reason, is_rejected=True, is_disrupted=True, is_scheduled=True)
+        failed = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
+        self._change(name, is_rejected=True, is_disrupted=True, is_scheduled=True, **failed)
 
     def evict(self, name: str) -> None:
         self.finish(name, exit_code=137, reason="Evicted", is_disrupted=True)
@@ -456,10 +457,10 @@ class World:
     def head(self) -> Pod:
         return next(pod for pod in self.pods.values() if pod.role == "head" and pod.is_live)
 
-    def live(self, group: str = "") -> list[Pod]:
+    def live(self) -> list[Pod]:
         """Live workers, by slot."""
         found = [pod for pod in self.pods.values() if pod.role == "worker" and pod.is_live]
-        return sorted((p for p in found if not group or p.group == group), key=lambda pod: (pod.group, pod.index))
+        return sorted(found, key=lambda pod: (pod.group, pod.index))
 
     def slots(self) -> list[str]:
         return [f"{pod.group}-{pod.index}" for pod in self.live()]

@@ -9,7 +9,7 @@ from charts.monitoring.dashboards import dashboards
 
 from cormorant_contract.metrics import ALL_METRICS
 from cormorant_contract.metrics.metric import by_name
-from cormorant_testing.promql import check_labels, grouping, selectors, substitute
+from cormorant_testing.prometheus import check_labels, grouping, selectors, substitute
 
 FILES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files" / "dashboards"
 MADE = {name: json.loads(text) for name, text in dashboards().items()}

@@ -10,7 +10,7 @@ from charts.monitoring.rule_file import RUNBOOKS, rules
 
 from cormorant_contract.metrics import ALL_METRICS
 from cormorant_contract.metrics.metric import by_name
-from cormorant_testing.promql import check_labels, grouping, selectors
+from cormorant_testing.prometheus import check_labels, grouping, selectors
 
 ROOT = Path(__file__).resolve().parents[3]
 KNOWN = {name: metric.label_names for name, metric in by_name(ALL_METRICS).items()}
