@@ -6,19 +6,16 @@ from datetime import datetime
 from typing import Any
 
 from cormorant_operator.decide.plan import ApplyChild, PatchWorkload, ReadQueueObject
-from cormorant_operator.job_state import Refusal, RefusalKind
+from cormorant_operator.job_state import JobState, RefusalKind
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import write_time
-from cormorant_operator.workload import Placement, Workload, read_flavor, read_workload
+from cormorant_operator.workload import Workload, read_flavor, read_workload
 
 
 class Kueue:
     def __init__(self) -> None:
         self.raw: Manifest | None = None
         """The Workload as the API server holds it."""
-        self.flavors: dict[tuple[str, str], Placement] = {}
-        self.priorities: dict[str, int] = {}
-        """Read by the operator."""
         self.node_labels: dict[str, str] = {}
         """Of the flavor `spot`."""
         self.classes: dict[str, int] = {}
@@ -55,19 +52,14 @@ class Kueue:
         changed = {**self.status, **deepcopy(dict(action.status))}
         self._store({**self.raw, "status": {key: value for key, value in changed.items() if value is not None}})
 
-    def read(self, action: ReadQueueObject, at: datetime) -> Refusal | None:
+    def read(self, action: ReadQueueObject, known: JobState, at: datetime) -> None:
         self.requests += 1
         if action.kind == "ResourceFlavor":
-            raw = {"spec": {"nodeLabels": self.node_labels}}
-            self.flavors[action.name, action.admission] = read_flavor(raw)
-            return None
-        if action.name not in self.classes:
-            return Refusal(kind=RefusalKind.FORBIDDEN, message=f"there is no {action.kind} {action.name}", at=at)
-        self.priorities[action.name] = self.classes[action.name]
-        return None
-
-    def forget_reads(self) -> None:
-        self.flavors, self.priorities = {}, {}
+            known.flavors[action.name, action.admission] = read_flavor({"spec": {"nodeLabels": self.node_labels}})
+        elif action.name in self.classes:
+            known.priorities[action.name] = self.classes[action.name]
+        else:
+            known.refuse(action.kind, RefusalKind.FORBIDDEN, f"there is no {action.kind} {action.name}", at=at)
 
     # -- Kueue -------------------------------------------------------------------------------------------------
 

@@ -4,7 +4,8 @@ After every order it checks what must never be: two live pods in one slot, two l
 epoch, settled frames that ever do, a job that is over and comes back.
 """
 
-from collections import Counter, deque
+import math
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -17,7 +18,7 @@ from cormorant_operator.decide import plan as orders
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job, find
-from cormorant_operator.job_state import HeadAnswer, JobState, Refusal, RefusalKind, Verdict, Waits
+from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict
 from cormorant_operator.pods import (
     NodeFact,
     Obstacle,
@@ -90,17 +91,9 @@ class World:
         self.now = BEGIN
         self.pods: dict[str, Pod] = {}
         self.children: dict[tuple[str, str], str] = {}
-        self.has_tokens = False
-        self.answer: HeadAnswer | None = None
-        self.answering_since: datetime | None = None
-        self.led_since = BEGIN
-        self.is_silent = False
-        self.waits: list[tuple[datetime, Waits]] = []
-        self.refusals: dict[str, Refusal] = {}
-        self.verdicts: dict[str, Verdict] = {}
+        self.known = JobState(led_since=BEGIN)
+        """What the operator has in memory."""
         self.lost_nodes: set[str] = set()
-        self.nodes: dict[str, NodeFact] = {}
-        """What the operator has seen of nodes."""
         self.is_deleted = False
         self.done: list[orders.Action] = []
         self.told: list[str] = []
@@ -134,22 +127,7 @@ class World:
         )
 
     def state(self, **changes: Any) -> JobState:
-        """What an operator knows besides them."""
-        known = JobState(
-            led_since=self.led_since,
-            has_tokens=self.has_tokens,
-            answer=self.answer,
-            answering_since=self.answering_since,
-            answered_at=self.now,
-            is_silent=self.is_silent,
-            waits=deque(self.waits),
-            refusals=dict(self.refusals),
-            verdicts=dict(self.verdicts),
-            nodes=dict(self.nodes),
-            flavors=dict(self.kueue.flavors),
-            priorities=dict(self.kueue.priorities),
-        )
-        return replace(known, **changes)
+        return replace(self.known, answered_at=self.now, **changes)
 
     def plan(self, *, now: datetime | None = None, **state: Any) -> orders.Plan:
         """What an operator wants; keywords change what it knows."""
@@ -190,11 +168,8 @@ class World:
         self.then.edit(**spec)
 
     def restart_operator(self) -> None:
-        """What lives in the operator's state is gone."""
-        self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
-        self.refusals, self.verdicts, self.nodes, self.waits = {}, {}, {}, []
-        self.attempts, self.epoch, self.led_since = {}, 0, self.now
-        self.kueue.forget_reads()
+        self.known = JobState(led_since=self.now)
+        self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
             self._notice(pod)
 
@@ -209,18 +184,19 @@ class World:
 
     def do(self, action: orders.Action) -> None:
         self.done.append(action)
+        known = self.known
         match action:
             case orders.CheckTemplate():
                 image = action.manifest["spec"]["containers"][0]["image"]
                 error = f"image {image} is not allowed here" if image == self.bad_image else ""
-                self.verdicts[action.template] = Verdict(error=error, at=self.now, generation=self.job.generation)
+                known.verdicts[action.template] = Verdict(error=error, at=self.now, generation=self.job.generation)
             case orders.ApplyChild() if action.manifest["kind"] == "Workload":
                 self.kueue.apply(action, self.now)
             case orders.ApplyChild():
                 key = (action.manifest["kind"], action.manifest["metadata"]["name"])
                 self.children[key] = digest_of(action.manifest)
             case orders.CreateTokens():
-                self.has_tokens = True
+                known.has_tokens = True
                 if action.claim is not None:
                     key = (action.claim["kind"], action.claim["metadata"]["name"])
                     self.children[key] = digest_of(action.claim)
@@ -234,26 +210,25 @@ class World:
             case orders.PatchWorkload():
                 self.kueue.patch(action)
             case orders.ReadQueueObject():
-                if (refusal := self.kueue.read(action, self.now)) is not None:
-                    self.refusals[action.kind] = refusal
+                self.kueue.read(action, known, self.now)
             case orders.DeleteChild() if action.kind == "Workload":
                 self.kueue.raw = None
             case orders.DeleteChild():
                 self.children.pop((action.kind, action.name), None)
             case orders.SetDesired():
-                if self.answer is not None and not self.is_silent:
-                    self.answer = replace(
-                        self.answer,
+                if known.answer is not None and not known.is_silent:
+                    known.answer = replace(
+                        known.answer,
                         sizes=action.desired.groups,
                         empty_slots=action.desired.empty_slots,
                         is_spec_paused=bool(action.desired.paused),
                         pause_state="paused" if action.desired.paused else "running",
                     )
             case orders.DrainHead():
-                if self.answer is not None and not self.is_silent:
-                    self.answer = replace(self.answer, phase="Draining")
+                if known.answer is not None and not known.is_silent:
+                    known.answer = replace(known.answer, phase="Draining")
             case orders.CheckNode():
-                self.nodes[action.name] = NodeFact(is_lost=action.name in self.lost_nodes, at=self.now)
+                known.nodes[action.name] = NodeFact(is_lost=action.name in self.lost_nodes, at=self.now)
             case orders.DeleteJob():
                 self.is_deleted = True
                 self.pods.clear()
@@ -282,16 +257,13 @@ class World:
         name = action.manifest["metadata"]["name"]
         if name in self.pods or self._is_past(action):
             return
-        refusal = self.refusals.get(action.owner)
+        refusal = self.known.refusals.get(action.owner)
         if refusal is not None and refusal.at == self.now:
             return  # as the executor: what was refused a moment ago is refused again
         if self.quota is not None and len(self.pods) >= self.quota:
-            count = self.refusals[action.owner].count + 1 if action.owner in self.refusals else 1
-            self.refusals[action.owner] = Refusal(
-                kind=RefusalKind.QUOTA, message="exceeded quota: pods", at=self.now, count=count
-            )
+            self.known.refuse(action.owner, RefusalKind.QUOTA, "exceeded quota: pods", at=self.now)
             return
-        self.refusals.pop(action.owner, None)
+        self.known.refusals.pop(action.owner, None)
         found = self.kueue.workload
         assert not self.queue or (found is not None and found.is_admitted), f"{name} before Kueue admitted the job"
         self._uids += 1
@@ -358,21 +330,21 @@ class World:
 
     def say(self, head: Pod, **changes: Any) -> None:
         """The head answers for the first time, or something new."""
-        if self.answer is None or self.answer.pod_uid != head.uid:
-            sizes = {group.name: self.job.spec.size_of(group) for group in self.job.spec.worker_groups}
-            self.answer = HeadAnswer(
+        known = self.known
+        if known.answer is None or known.answer.pod_uid != head.uid:
+            settled = self.job.status.frames.settled
+            first = HeadAnswer(
                 pod_uid=head.uid,
                 phase="Running",
-                frames=self.job.status.frames.settled,
-                settled=self.job.status.frames.settled,
-                sizes=sizes,
+                frames=settled,
+                settled=settled,
+                sizes={group.name: self.job.spec.size_of(group) for group in self.job.spec.worker_groups},
                 is_spec_paused=self.job.spec.paused,
             )
-            self.answering_since = self.now
-        if self.is_silent or self.answering_since is None:
-            self.answering_since = self.now
-        self.is_silent = False
-        self.answer = replace(self.answer, **changes)
+            known.record_answer(first, at=self.now, max_gap_s=math.inf)
+        if known.is_silent:
+            known.answering_since, known.is_silent = self.now, False
+        known.answer = replace(known.answer, **changes)
 
     def collect(self, frames: int, *, settled: int | None = None) -> None:
         """So many frames in all by now; all of them settled, if it is not said."""

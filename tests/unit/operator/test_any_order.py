@@ -156,7 +156,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(frames=st.integers(0, 120_000), settled=st.integers(0, 120_000), silent=st.booleans())
     def head_answers_or_does_not(self, frames: int, settled: int, silent: bool) -> None:
         if silent:
-            self.world.is_silent = True
+            self.world.known.is_silent = True
         else:
             self.world.say(self.world.head, frames=frames, settled=min(frames, settled))
 
@@ -242,7 +242,7 @@ class AnyOrder(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Nothing happens any more: the world becomes what the manifest says."""
         world = self.world
-        world.quota, world.is_silent = None, False
+        world.quota, world.known.is_silent = None, False
         world.edit(image="example/cormorant:1")
         for _ in range(40):
             if world.is_deleted:

@@ -136,24 +136,24 @@ def make_world() -> World:
 
 def test_pods_follow() -> None:
     world = make_world()
-    world.waits = LEARNERS_WAIT
+    world.known.waits = LEARNERS_WAIT
     world.settle()
     # Once: what was measured with 2 workers says nothing of 4.
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
     assert world.told[-1] == "Scaled"
     world.run()
     assert world.job.status.workers == "4/4"
-    assert world.answer is not None
-    assert world.answer.sizes == {"cpu": 4}
+    assert world.known.answer is not None
+    assert world.known.answer.sizes == {"cpu": 4}
 
-    world.waits = idle(4)
+    world.known.waits = idle(4)
     world.run()
     assert world.job.status.groups[0].desired == 2
 
 
 def test_another_operator_keeps_the_size() -> None:
     world = make_world()
-    world.waits = LEARNERS_WAIT
+    world.known.waits = LEARNERS_WAIT
     world.settle()
     world.restart_operator()
     world.run()
@@ -162,7 +162,7 @@ def test_another_operator_keeps_the_size() -> None:
 
 def test_a_silent_head_changes_nothing() -> None:
     world = make_world()
-    world.waits, world.is_silent = idle(2), True
+    world.known.waits, world.known.is_silent = idle(2), True
     world.settle()
     assert len(world.live()) == 2
 

@@ -116,7 +116,7 @@ def test_strangers_secret_is_a_name_conflict() -> None:
 def test_pods_wait_until_the_secrets_name_is_free() -> None:
     world = World()
     refusal = Refusal(kind=RefusalKind.CONFLICT, message="Secret pong-tokens exists", at=BEGIN)
-    world.refusals["Secret"] = refusal
+    world.known.refusals["Secret"] = refusal
     for _ in range(3):
         plan = world.step()
     assert (of_kind(plan.actions, CreatePod), world.condition("Accepted")) == ([], "False/NameConflict")
@@ -188,7 +188,7 @@ def test_name_that_is_about_to_be_free_is_looked_at_every_second() -> None:
     world.children.pop(("Service", "pong-api"))
     for count in range(1, 100):
         refusal = Refusal(kind=RefusalKind.LEAVING, message="Service pong-api is left", at=world.now, count=count)
-        world.refusals["Service"] = refusal
+        world.known.refusals["Service"] = refusal
         plan = world.step()
         assert (of_kind(plan.actions, ApplyChild), plan.due) == ([], world.now.replace(second=world.now.second + 1))
         assert world.condition("Scheduled") == "False/NameNotFreeYet"
@@ -277,7 +277,7 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
     world = running(runPolicy={"maxUnavailable": 2})
     first, second = world.live()
     at = world.now + timedelta(seconds=0.4)
-    world.refusals[f"pod/{first.name}"] = Refusal(kind=RefusalKind.FORBIDDEN, message="cannot delete pod", at=at)
+    world.known.refusals[f"pod/{first.name}"] = Refusal(kind=RefusalKind.FORBIDDEN, message="cannot delete pod", at=at)
     world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
     world.step()
     plan = world.step()
@@ -300,7 +300,7 @@ def test_missing_cert_manager_is_named() -> None:
     assert scene.refusal("Certificate") == ("Forbidden", f"Certificate pong-tls: {words}")
     world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
     world.settle()
-    world.refusals["Certificate"] = scene.state.refusals["Certificate"]
+    world.known.refusals["Certificate"] = scene.state.refusals["Certificate"]
     world.settle()
     assert world.condition("Accepted") == "False/Forbidden"
     assert world.message("Accepted") == f"Certificate pong-tls: {words}"

@@ -78,7 +78,7 @@ def test_failure_record_stays_until_the_successor_is_healthy() -> None:
     assert world.plan().due == world.now + timedelta(seconds=600)
     for _ in range(60):
         world.tick(10)
-        world.collect(world.answer.frames + 10 if world.answer else 0)
+        world.collect(world.known.answer.frames + 10 if world.known.answer else 0)
     world.settle()
     assert [pod for pod in world.pods.values() if pod.phase == "Failed"] == []
 
@@ -167,7 +167,7 @@ def test_job_that_lost_its_frames_has_still_started() -> None:
     world.vanish("pong-head-1")
     world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": FramesStatus(
         collected=500, last_progress_time=world.now)}))  # fmt: skip
-    world.answer = None
+    world.known.answer = None
     world.run()
     world.wait(61)
     assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")
@@ -431,7 +431,7 @@ def test_job_that_is_being_deleted_is_left_alone() -> None:
 
 def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:
     world = World()
-    world.refusals["head"] = Refusal(
+    world.known.refusals["head"] = Refusal(
         kind=RefusalKind.CONFLICT, message="pod pong-head-1 exists and belongs to another job", at=world.now
     )
     world.settle()

@@ -79,7 +79,7 @@ def _lead(schedule: str, length: int, stored: CollectorJobStatus, absence_s: int
     world, _ = _replay(schedule, length)
     world.job = replace(world.job, status=stored)
     world.tick(absence_s)
-    answer, healthy = world.answer, {pod.uid for pod in world.pods.values() if pod.is_ready}
+    answer, healthy = world.known.answer, {pod.uid for pod in world.pods.values() if pod.is_ready}
     world.restart_operator()
     _watch(world)
     world.tick(5)  # the head answers
@@ -97,7 +97,7 @@ def _watch(world: World) -> None:
         assert not world.job.is_over, (world.condition("Failed"), world.condition("Completed"))
         assert world.condition("Stalled") != "True/NoProgress"
         reasons = {order.why for order in of_kind(plan.actions, DeletePod)}
-        assert reasons <= ({"its group was scaled down"} if world.answer is not None else set())
+        assert reasons <= ({"its group was scaled down"} if world.known.answer is not None else set())
         if not changes(plan):
             return
 

@@ -35,7 +35,7 @@ def test_scaling_down_waits_for_finished_workers() -> None:
 @pytest.mark.parametrize("is_taken_back", [False, True])
 def test_scaling_down_waits_for_a_silent_head_no_longer_than_a_drain(*, is_taken_back: bool) -> None:
     world = running(replicas=2, runPolicy={"drainSeconds": 100, "progressDeadlineSeconds": 0})
-    world.is_silent = True
+    world.known.is_silent = True
     world.apply(replicas=1)
     assert [pod.retiring_since is None for pod in world.live()] == [True, False]
     if is_taken_back:

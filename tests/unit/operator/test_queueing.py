@@ -82,8 +82,8 @@ def test_eviction_drains_and_gives_the_quota_back() -> None:
     world = admitted()
     world.kueue.evict(world.now)
     world.settle()
-    assert world.answer is not None
-    assert (world.answer.phase, world.job.status.phase) == ("Draining", "Suspending")
+    assert world.known.answer is not None
+    assert (world.known.answer.phase, world.job.status.phase) == ("Draining", "Suspending")
     assert world.condition("Suspended") == "False/Evicted"
     assert (world.kueue.condition("QuotaReserved"), len(world.live())) == ("True/QuotaReserved", 2)
     # Learners take the last batches; then the head ends by itself.
@@ -148,7 +148,7 @@ def test_cluster_without_kueue_runs_jobs_without_a_queue() -> None:
     assert world.kueue.requests == 0
     queued = World(queue=QUEUE)
     words = "Workload collectorjob-pong-x: this cluster has no kind Workload; install Kueue"
-    queued.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message=words, at=queued.now)
+    queued.known.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message=words, at=queued.now)
     queued.settle()
     assert (queued.condition("Accepted"), queued.message("Accepted")) == ("False/Forbidden", words)
     assert queued.pods == {}
@@ -163,12 +163,12 @@ def test_workload_that_cannot_be_read_destroys_nothing() -> None:
     pods = set(world.pods)
     world.restart_operator()
     raw, world.kueue.raw = world.kueue.raw, None
-    world.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message="no right to list", at=world.now)
+    world.known.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message="no right to list", at=world.now)
     world.settle()
     assert set(world.pods) == pods
     assert of_kind(world.done[-10:], DeletePod) == []
     world.kueue.raw = raw
-    del world.refusals["Workload"]
+    del world.known.refusals["Workload"]
     world.run()
     assert set(world.pods) == pods
 
@@ -266,7 +266,7 @@ def test_priority_class_becomes_a_priority() -> None:
     assert (world.kueue.raw, world.condition("Accepted")) == (None, "False/Forbidden")
     world.kueue.classes["high"] = 1000
     world.tick(600)
-    world.refusals.clear()
+    world.known.refusals.clear()
     world.settle()
     assert world.kueue.raw is not None
     spec = world.kueue.raw["spec"]

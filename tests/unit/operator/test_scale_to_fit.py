@@ -43,13 +43,13 @@ def test_every_slot_but_those_that_wait_is_counted_on(size: int, late: set[int],
     world.apply(replicas=size)
     world.then.start_all()
     assert counted_on(world) == set(range(size))
-    assert world.answer is not None
-    assert not world.answer.empty_slots
+    assert world.known.answer is not None
+    assert not world.known.answer.empty_slots
 
 
 def counted_on(world: World) -> set[int]:
     """Slots that the head fills, as it reads what it was told last."""
-    answer = world.answer
+    answer = world.known.answer
     assert answer is not None
     skipped = answer.empty_slots.get("cpu", ())
     return set(islice((index for index in count() if index not in skipped), answer.sizes["cpu"]))

@@ -40,7 +40,7 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     # As the executor notes it: a dry run of the new template that was answered with 500.
     world.edit(workerGroups=[{"name": "cpu", "minReplicas": 1, "resources": {"requests": {"cpu": "2"}}}])
     fault = Refusal(kind=RefusalKind.SERVER, message="failed calling webhook", at=world.now)
-    world.refusals["Pod"] = fault
+    world.known.refusals["Pod"] = fault
     world.settle()
     assert world.condition("Scheduled") == "False/ApiServerError"
     assert world.message("Scheduled") == "failed calling webhook"
@@ -50,7 +50,7 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     assert (due - world.now).total_seconds() == 5
     assert world.told.count("ApiServerError") == 1
     world.tick(5)
-    del world.refusals["Pod"]
+    del world.known.refusals["Pod"]
     world.run()
     assert world.condition("Scheduled") == "True/AllPodsScheduled"
     assert not before & {pod.uid for pod in world.live() if pod.role == "worker"}
@@ -159,7 +159,7 @@ def test_silent_head_holds_the_startup_deadline_while_a_worker_is_ready(ready: i
     for pod in world.live():
         if not pod.is_ready:
             world.block(pod.name, Obstacle.IMAGE_PULL, "image x: not found")
-    world.is_silent = True
+    world.known.is_silent = True
     world.settle()
     assert world.condition("Ready") == "False/TooFewWorkers"
     world.wait(899)
@@ -237,7 +237,7 @@ def test_head_without_a_startup_deadline_is_waited_for() -> None:
 
 def test_namespace_that_is_terminating_is_left_quietly() -> None:
     world = World()
-    world.refusals["head"] = Refusal(
+    world.known.refusals["head"] = Refusal(
         kind=RefusalKind.NAMESPACE, message="namespace team-a is being terminated", at=world.now
     )
     world.settle()
@@ -279,7 +279,7 @@ def test_secret_exists_before_its_head_and_is_made_once() -> None:
 
 def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
     world = running(runPolicy={"onStall": "Fail"})
-    world.is_silent = True
+    world.known.is_silent = True
     world.settle()
     assert world.condition("Progressing") == "Unknown/ControlPlaneUnreachable"
     assert world.condition("Ready") == "True/EnoughWorkers"
@@ -416,8 +416,8 @@ def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
     world.then.say(world.head, version=7, min_applied_version=6)
     world.evict("pong-head-1")
     world.run()
-    assert world.answer is not None
-    assert world.answer.version == 0
+    assert world.known.answer is not None
+    assert world.known.answer.version == 0
     assert world.job.status.weights.version == 7
 
 
