@@ -98,7 +98,6 @@ class World:
         self.done: list[orders.Action] = []
         self.told: list[str] = []
         """Reasons of the events that were sent."""
-        self.writes = 0
         self.bad_image = ""
         """The API server refuses pods of this image."""
         self.quota: int | None = None
@@ -136,23 +135,22 @@ class World:
     def step(self, *, crash_after: int | None = None) -> orders.Plan:
         """Reconcile once; `crash_after`: the operator dies after so many writes."""
         plan = self.plan()
-        orders = plan.actions if crash_after is None else plan.actions[:crash_after]
-        for action in orders:
+        for action in plan.actions[:crash_after]:
             self.do(action)
         if crash_after is None or crash_after > len(plan.actions):
             self.write(plan)
         return plan
 
-    def settle(self, *, most: int = 40) -> None:
+    def settle(self) -> None:
         """Reconcile until nothing is wanted any more."""
-        for _ in range(most):
+        for _ in range(40):
             if self.is_deleted or not changes(self.step()):
                 return
-        raise AssertionError(f"not settled after {most} reconciles: {self.plan()}")
+        raise AssertionError(f"not settled after 40 reconciles: {self.plan()}")
 
-    def run(self, *, most: int = 40) -> None:
+    def run(self) -> None:
         """Reconcile and let every pod that can start become ready, until nothing changes."""
-        for _ in range(most):
+        for _ in range(40):
             self.settle()
             waiting = [pod.name for pod in self.pods.values() if pod.is_live and not pod.is_ready]
             if not waiting:
@@ -238,7 +236,7 @@ class World:
         self.told += [note.reason for note in plan.events]
         if plan.status is None:
             return
-        before, self.writes = self.job.status, self.writes + 1
+        before = self.job.status
         assert plan.status.epoch >= before.epoch
         assert plan.status.frames.settled >= before.frames.settled
         assert plan.status.frames.collected >= plan.status.frames.settled
