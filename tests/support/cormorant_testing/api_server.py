@@ -21,6 +21,8 @@ class ApiServer:
         """Verb and name, `DELETE pong-cpu-0-x`; a dry run is a TRY."""
         self.refused: dict[str, int] = {}
         """Status code by such a request, or by its verb alone."""
+        self.refusal: Raw = {}
+        """Body of these answers; empty: one that names the object."""
         self.is_away = False
         """Nothing is answered."""
         self.conflicts = 0
@@ -117,4 +119,4 @@ class ApiServer:
         if self.is_away:
             raise Unreachable("the API server does not answer")
         if code := self.refused.get(f"{verb} {name}") or self.refused.get(verb):
-            raise error_of(code, {"message": f"{name} is not to be touched"}, request=verb)
+            raise error_of(code, self.refusal or {"message": f"{name} is not to be touched"}, request=verb)

@@ -1,7 +1,7 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
-from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,23 +10,12 @@ import pytest
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
 from cormorant_operator.cache import Cache
-from cormorant_operator.decide.plan import (
-    Action,
-    ApplyChild,
-    CheckNode,
-    CheckTemplate,
-    CreatePod,
-    CreateTokens,
-    DeletePod,
-    PatchWorkload,
-    ReadQueueObject,
-)
+from cormorant_operator.decide import plan as orders
 from cormorant_operator.decide.status import merge
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Fact, Identity
 from cormorant_operator.job_state import JobState, Refusal, RefusalKind
-from cormorant_operator.kube.client import error_of
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_operator.workload import read_workload
 from cormorant_testing.api_server import ApiServer
@@ -46,7 +35,7 @@ def test_unreadable_node_is_not_lost() -> None:
     scene.api.put("Node", "secret")
     scene.api.refused["GET secret"] = 403
     for name, is_lost in {"healthy": False, "silent": True, "gone": True, "secret": False}.items():
-        scene.do(CheckNode(name=name))
+        scene.do(orders.CheckNode(name=name))
         # Those that no pod of the job has are forgotten.
         assert {other: fact.is_lost for other, fact in scene.state.nodes.items()} == {name: is_lost}
     assert scene.state.refusals == {}
@@ -55,34 +44,39 @@ def test_unreadable_node_is_not_lost() -> None:
 def test_verdicts_on_earlier_templates_are_forgotten() -> None:
     scene = Scene()
     pod = {"kind": "Pod", "metadata": {"name": "pong-head-1"}}
-    scene.do(*(CheckTemplate(template=template, manifest=pod) for template in ("earlier", JOB.templates.head)))
+    scene.do(*(orders.CheckTemplate(template=template, manifest=pod) for template in ("earlier", JOB.templates.head)))
     assert scene.state.verdicts.keys() == {JOB.templates.head}
 
 
 class Scene:
     """An executor at an API server."""
 
-    def __init__(self, api: Any = None) -> None:
-        self.api, self.cache, self.state = api or ApiServer(), Cache(), JobState()
+    def __init__(self) -> None:
+        self.api, self.cache, self.state = ApiServer(), Cache(), JobState()
         given: Any = (self.api, object())
         self.executor = Executor(*given, self.cache, key=b"k" * 32, clock=lambda: NOW)
 
-    def do(self, *actions: Action) -> None:
+    def do(self, *actions: orders.Action) -> None:
         async def all_of_them() -> None:
             for action in actions:
                 await self.executor.do(JOB, action, self.state, decided_at=NOW)
 
         asyncio.run(all_of_them())
 
+    def age(self) -> None:
+        """What was refused was refused to an earlier plan."""
+        earlier = NOW - timedelta(days=1)
+        self.state.refusals = {owner: replace(found, at=earlier) for owner, found in self.state.refusals.items()}
+
     def refusal(self, owner: str) -> tuple[str, str]:
         found = self.state.refusals[owner]
         return found.kind.value, found.message
 
 
-def new_head(world: World) -> CreatePod:
+def new_head(world: World) -> orders.CreatePod:
     world.step()
-    (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
-    assert isinstance(order, CreatePod)
+    (order,) = (order for order in of_kind(world.plan().actions, orders.CreatePod) if order.owner == "head")
+    assert isinstance(order, orders.CreatePod)
     return order
 
 
@@ -91,7 +85,7 @@ def new_head(world: World) -> CreatePod:
 
 def test_new_jobs_secret_is_made_after_its_claim() -> None:
     scene = Scene()
-    scene.do(CreateTokens(claim=CLAIM))
+    scene.do(orders.CreateTokens(claim=CLAIM))
     claimed = ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d"]
     assert scene.api.requests == [*claimed, "POST pong-tokens", "POST pong-tokens"]
     (owner,) = scene.api.stored["Secret", "pong-tokens"]["metadata"]["ownerReferences"]
@@ -103,11 +97,11 @@ def test_strangers_secret_is_a_name_conflict() -> None:
     scene = Scene()
     scene.api.put("Secret", "pong-tokens")
     for _ in range(10):
-        scene.state.refusals.update(aged(scene.state))
-        scene.do(CreateTokens(claim=CLAIM))
+        scene.age()
+        scene.do(orders.CreateTokens(claim=CLAIM))
         assert scene.refusal("Secret")[0] == "NameNotFreeYet"
-    scene.state.refusals.update(aged(scene.state))
-    scene.do(CreateTokens(claim=CLAIM))
+    scene.age()
+    scene.do(orders.CreateTokens(claim=CLAIM))
     words = "Secret pong-tokens exists and belongs to another owner; delete it, or rename the job"
     assert scene.refusal("Secret") == ("NameConflict", words)
     assert (scene.state.has_tokens, set(scene.api.requests)) == (False, {"TRY pong-tokens"})
@@ -119,7 +113,7 @@ def test_pods_wait_until_the_secrets_name_is_free() -> None:
     world.known.refusals["Secret"] = refusal
     for _ in range(3):
         plan = world.step()
-    assert (of_kind(plan.actions, CreatePod), world.condition("Accepted")) == ([], "False/NameConflict")
+    assert (of_kind(plan.actions, orders.CreatePod), world.condition("Accepted")) == ([], "False/NameConflict")
     assert world.job.status.epoch == 0
 
 
@@ -127,43 +121,34 @@ def test_secret_is_the_jobs_own_once_it_was_claimed() -> None:
     # An operator that was killed right after the creation knows nothing of it.
     scene = Scene()
     scene.api.put("Secret", "pong-tokens")
-    scene.do(CreateTokens())
+    scene.do(orders.CreateTokens())
     assert (scene.state.has_tokens, scene.state.refusals) == (True, {})
 
 
 def test_changed_secret_goes_with_its_owner_and_is_made_again() -> None:
     scene = Scene()
-    scene.do(CreateTokens(claim=CLAIM))
-    scene.do(CreateTokens())
+    scene.do(orders.CreateTokens(claim=CLAIM))
+    scene.do(orders.CreateTokens())
     assert scene.state.refused_since is None
     del scene.api.requests[:]
-    scene.do(CreateTokens(is_wrong=True))
+    scene.do(orders.CreateTokens(is_wrong=True))
     assert scene.api.requests == ["TRY pong-tokens", "GET pong-tokens", "DELETE pong-tokens"]
     assert scene.state.refused_since is not None, "the new one has its time"
     del scene.api.stored["Secret", "pong-tokens"]  # the garbage collector's work
-    scene.do(CreateTokens())
+    scene.do(orders.CreateTokens())
     assert {kind for kind, name in scene.api.stored if name == "pong-tokens"} == {"ConfigMap", "Secret"}
 
 
 def test_secret_of_a_strangers_owner_is_left_alone() -> None:
     scene = Scene()
     scene.api.put("Secret", "pong-tokens")
-    scene.do(CreateTokens(is_wrong=True))
+    scene.do(orders.CreateTokens(is_wrong=True))
     scene.api.put("ConfigMap", "pong-tokens", ownerReferences=[{**EARLIER, "name": "other"}])
-    scene.do(CreateTokens(is_wrong=True))
+    scene.do(orders.CreateTokens(is_wrong=True))
     assert "DELETE pong-tokens" not in scene.api.requests
     del scene.api.stored["Secret", "pong-tokens"]
-    scene.do(CreateTokens())
+    scene.do(orders.CreateTokens())
     assert scene.refusal("Secret")[0] == "NameConflict"
-
-
-def aged(state: JobState) -> dict[str, Refusal]:
-    """The same refusals, as of an earlier plan."""
-    before = datetime(2025, 1, 1, tzinfo=UTC)
-    return {
-        owner: Refusal(kind=found.kind, message=found.message, at=before, count=found.count)
-        for owner, found in state.refusals.items()
-    }
 
 
 # -- one name twice in a row -----------------------------------------------------------------------------------------
@@ -173,12 +158,12 @@ def test_service_of_an_earlier_job_is_waited_for() -> None:
     scene = Scene()
     service = services(JOB, epoch=1)[1]
     scene.api.put("Service", "pong-api", ownerReferences=[EARLIER])
-    scene.do(ApplyChild(manifest=service))
+    scene.do(orders.ApplyChild(manifest=service))
     words = "Service pong-api is left over from an earlier job of this name; waiting for Kubernetes to delete it"
     assert scene.refusal("Service") == ("NameNotFreeYet", words)
     del scene.api.stored["Service", "pong-api"]
-    scene.state.refusals.update(aged(scene.state))
-    scene.do(ApplyChild(manifest=service))
+    scene.age()
+    scene.do(orders.ApplyChild(manifest=service))
     assert (scene.state.refusals, ("Service", "pong-api") in scene.cache.record(JOB.uid).children) == ({}, True)
 
 
@@ -190,12 +175,15 @@ def test_name_that_is_about_to_be_free_is_looked_at_every_second() -> None:
         refusal = Refusal(kind=RefusalKind.LEAVING, message="Service pong-api is left", at=world.now, count=count)
         world.known.refusals["Service"] = refusal
         plan = world.step()
-        assert (of_kind(plan.actions, ApplyChild), plan.due) == ([], world.now.replace(second=world.now.second + 1))
+        assert (of_kind(plan.actions, orders.ApplyChild), plan.due) == (
+            [],
+            world.now.replace(second=world.now.second + 1),
+        )
         assert world.condition("Scheduled") == "False/NameNotFreeYet"
         world.tick(1)
         if count == 3:
             break
-    assert len(of_kind(world.plan().actions, ApplyChild)) == 1
+    assert len(of_kind(world.plan().actions, orders.ApplyChild)) == 1
 
 
 def test_head_of_an_earlier_job_that_drains_is_passed_over() -> None:
@@ -209,7 +197,7 @@ def test_head_of_an_earlier_job_that_drains_is_passed_over() -> None:
     scene.do(order)
     assert (scene.state.refusals, scene.cache.record(JOB.uid).epoch) == ({}, 1)
     world.epoch = scene.cache.record(JOB.uid).epoch
-    (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
+    (order,) = (order for order in of_kind(world.plan().actions, orders.CreatePod) if order.owner == "head")
     assert order.manifest["metadata"]["name"] == "pong-head-2"
 
 
@@ -227,7 +215,7 @@ def test_pod_of_another_owner_is_a_name_conflict() -> None:
 def test_child_that_lost_its_labels_is_applied_once() -> None:
     scene = Scene()
     service = services(JOB, epoch=1)[1]
-    scene.do(ApplyChild(manifest=service))
+    scene.do(orders.ApplyChild(manifest=service))
     # A watch that selects by label tells of a deletion, with the labels as they were.
     lost = scene.api.keep({**service, "metadata": {**service["metadata"], "labels": {}}})
     scene.cache.see(
@@ -235,7 +223,7 @@ def test_child_that_lost_its_labels_is_applied_once() -> None:
     )
     assert scene.cache.record(JOB.uid).children == {}
     before = len(scene.api.requests)
-    scene.do(ApplyChild(manifest=service))
+    scene.do(orders.ApplyChild(manifest=service))
     assert scene.api.requests[before:] == ["GET pong-api", "APPLY pong-api"]
     assert list(scene.cache.record(JOB.uid).children) == [("Service", "pong-api")]
 
@@ -246,7 +234,9 @@ def test_label_that_others_changed_is_put_right() -> None:
     changed = {**service["metadata"]["labels"], "app.kubernetes.io/instance": "else"}
     key = ("Service", "pong-api")
     world.children[key] = digest_of({**service, "metadata": {**service["metadata"], "labels": changed}})
-    assert [order.manifest["metadata"]["name"] for order in of_kind(world.plan().actions, ApplyChild)] == ["pong-api"]
+    assert [order.manifest["metadata"]["name"] for order in of_kind(world.plan().actions, orders.ApplyChild)] == [
+        "pong-api"
+    ]
     world.settle()
     more = {**service["metadata"]["labels"], "team": "blue"}
     world.children[key] = digest_of({**service, "metadata": {**service["metadata"], "labels": more}})
@@ -263,7 +253,7 @@ def test_refused_deletion_of_a_pod_is_kept_for_this_pod(code: int, kind: str) ->
     for pod in (first, second):
         scene.api.put("Pod", pod.name)
     scene.api.refused[f"DELETE {first.name}"] = code
-    scene.do(*(DeletePod(pod=pod, why="a test") for pod in (first, second)))
+    scene.do(*(orders.DeletePod(pod=pod, why="a test") for pod in (first, second)))
     assert scene.refusal(f"pod/{first.name}") == (
         kind,
         f"cannot delete pod {first.name}: {first.name} is not to be touched",
@@ -281,7 +271,7 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
     world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
     world.step()
     plan = world.step()
-    assert [order.pod.name for order in of_kind(plan.actions, DeletePod)] == [second.name]
+    assert [order.pod.name for order in of_kind(plan.actions, orders.DeletePod)] == [second.name]
     assert (world.condition("Accepted"), world.message("Accepted")) == ("False/Forbidden", "cannot delete pod")
     over = at + timedelta(seconds=30)
     assert plan.due is not None
@@ -295,7 +285,7 @@ def test_missing_cert_manager_is_named() -> None:
     (certificate,) = certificates(job)
     # Of a kind that is not installed, every path is unknown.
     scene.api.refused["APPLY pong-tls"] = 404
-    scene.do(ApplyChild(manifest=certificate))
+    scene.do(orders.ApplyChild(manifest=certificate))
     words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
     assert scene.refusal("Certificate") == ("Forbidden", f"Certificate pong-tls: {words}")
     world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
@@ -321,7 +311,7 @@ def queued() -> tuple[Scene, World]:
 
 def test_kind_workload_that_does_not_exist_is_explained() -> None:
     scene, world = queued()
-    (order,) = [a for a in of_kind(world.done, ApplyChild) if a.manifest["kind"] == "Workload"]
+    (order,) = [a for a in of_kind(world.done, orders.ApplyChild) if a.manifest["kind"] == "Workload"]
     name = order.manifest["metadata"]["name"]
     scene.api.refused[f"APPLY {name}"] = 404
     scene.do(order)
@@ -336,23 +326,23 @@ def test_workload_that_kueue_wrote_meanwhile_is_left_alone() -> None:
     raw = scene.api.keep(world.kueue.raw)
     found = read_workload(raw)
     scene.api.keep({**raw, "status": {"conditions": []}})  # Kueue's, unseen
-    scene.do(PatchWorkload(workload=found, status={"reclaimablePods": []}))
+    scene.do(orders.PatchWorkload(workload=found, status={"reclaimablePods": []}))
     assert (scene.api.stored["Workload", found.name]["status"], scene.state.refusals) == ({"conditions": []}, {})
     newer = read_workload(scene.api.stored["Workload", found.name])
-    scene.do(PatchWorkload(workload=newer, status={"reclaimablePods": []}))
+    scene.do(orders.PatchWorkload(workload=newer, status={"reclaimablePods": []}))
     assert scene.api.stored["Workload", found.name]["status"] == {"conditions": [], "reclaimablePods": []}
     assert scene.api.requests[-1] == f"PATCH {found.name}/status"
 
 
 def test_missing_flavor_is_explained_and_an_old_one_forgotten() -> None:
     scene = Scene()
-    scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="a"))
+    scene.do(orders.ReadQueueObject(kind="ResourceFlavor", name="spot", admission="a"))
     words = "cannot read ResourceFlavor spot: there is no ResourceFlavor spot; create it"
     assert scene.refusal("ResourceFlavor") == ("Forbidden", words)
     scene.state.refusals.clear()  # it is due again
     scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": {"pool": "a"}}})
     for admission in ("b", "c"):
-        scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission=admission))
+        scene.do(orders.ReadQueueObject(kind="ResourceFlavor", name="spot", admission=admission))
     found = {key: placement.node_selector for key, placement in scene.state.flavors.items()}
     assert (found, scene.state.refusals) == ({("spot", "c"): {"pool": "a"}}, {})
 
@@ -407,23 +397,13 @@ CAUSES = {
 }
 
 
-class Refusing:
-    """An API server that answers each creation so."""
-
-    def __init__(self, name: str) -> None:
-        self._code, message, _ = ANSWERS[name]
-        details = {"causes": [CAUSES[name]]} if name in CAUSES else {}
-        self._answer = {"kind": "Status", "status": "Failure", "message": message, "details": details}
-
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
-        raise error_of(self._code, self._answer, request="POST pods")
-
-
 @pytest.mark.parametrize("name", ANSWERS)
 def test_refused_pod_is_understood_and_told_in_the_servers_words(name: str) -> None:
-    scene, (_, message, kind) = Scene(Refusing(name)), ANSWERS[name]
-    check = of_kind(World().plan().actions, CheckTemplate)[0]
-    scene.do(CreatePod(owner="cpu", manifest=check.manifest), check)
+    scene, (code, message, kind) = Scene(), ANSWERS[name]
+    scene.api.refused = {"POST": code, "TRY": code}
+    scene.api.refusal = {"message": message, "details": {"causes": [CAUSES[name]] if name in CAUSES else []}}
+    check = of_kind(World().plan().actions, orders.CheckTemplate)[0]
+    scene.do(orders.CreatePod(owner="cpu", manifest=check.manifest), check)
     assert scene.refusal("cpu") == (kind.value, message)
     # A template is blamed for what is its own fault alone.
     verdict = scene.state.verdicts.get(check.template)
