@@ -9,6 +9,17 @@ from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, require_cr
 from cormorant_testing.operator_scene import Cli
 from cormorant_testing.stub_heads import StubHeads
 
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Every test below is an e2e test, with time for a busy machine; one on nodes has more."""
+    for item in (item for item in items if HERE in item.path.parents):
+        item.add_marker(pytest.mark.e2e)
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1800 if HERE / "real" in item.path.parents else 420))
+
 
 @pytest.fixture(scope="module")
 def cluster() -> None:

@@ -17,8 +17,6 @@ from manifest_making import Case
 from manifest_strategies import changed_manifests
 from manifest_updates import UPDATES, Update
 
-pytestmark = pytest.mark.e2e
-
 
 class Server(Namespace):
     """The API server, in a namespace of its own."""

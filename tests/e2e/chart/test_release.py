@@ -27,8 +27,6 @@ from cormorant_testing.scripts import unused_port
 from cormorant_testing.stub_heads import StubHeads
 from manifest_making import collector_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
 CRD = "collectorjobs.cormorant.dev"
 ASKED_OF_A_TAINT = {Right("", "nodes", "get")}
 """What is asked for when a taint expels a head, which no test here plays."""

@@ -16,8 +16,6 @@ from cormorant_contract.children import CODE_ARCHIVE
 from cormorant_testing.kubectl import Kubelet, apply_crd
 from cormorant_testing.operator_scene import Cli
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
 
 @pytest.fixture
 def cli(scene: Cli) -> Cli:

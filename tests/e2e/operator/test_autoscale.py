@@ -7,7 +7,7 @@ import pytest
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Sizes:

@@ -11,8 +11,6 @@ from cormorant_testing.api_proxy import FaultyApi, write_kubeconfig
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-
 
 class Place(Scene):
     """A scene whose operators reach the API server through the proxy."""

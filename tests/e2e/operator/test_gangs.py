@@ -7,8 +7,6 @@ import pytest
 from cormorant_testing.needs import lacks
 from cormorant_testing.operator_scene import Scene
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
 ROOM = "cormorant.dev/test-room"
 """Label of a node that has room for workers."""
 

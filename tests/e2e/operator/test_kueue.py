@@ -11,7 +11,6 @@ from cormorant_testing.operator_scene import Scene
 from cormorant_testing.real_job import note
 from cormorant_testing.real_kueue import KueueProcess, Quota, skip_without_kueue
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 SMALL = "500m"
 """Room for one job: a head of 250m and two workers of 100m."""
 

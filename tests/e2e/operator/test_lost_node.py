@@ -4,13 +4,9 @@ import json
 import time
 from typing import Any
 
-import pytest
-
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.scripts import Repeated
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
 
 
 class Node(Repeated):

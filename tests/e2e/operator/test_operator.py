@@ -14,8 +14,6 @@ from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
 
 def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
     namespace = running.namespace

@@ -8,8 +8,6 @@ import pytest
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-
 
 def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
     namespace, head = running.namespace, running.head

@@ -29,7 +29,7 @@ COUNTED = {
     "a worker's raylet is killed": "worker",
 }
 """Failures of a pod's own, by role: their backoff grows to minutes, so a role has one in ten minutes."""
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 1800)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(60 * MINUTES + 1800)]
 
 
 class Chaos:

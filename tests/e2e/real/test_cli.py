@@ -27,7 +27,7 @@ from cormorant_testing.real_job import Job as RealJob
 from cormorant_testing.real_job import note, small_job
 from cormorant_testing.terminal import Terminal
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 HIDDEN = [1024, 1024]
 START_S = 240

@@ -9,8 +9,6 @@ from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, Installation, build_image
 from cormorant_testing.real_job import running, small_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 CODE = """
 import gymnasium
 

@@ -1,11 +1,7 @@
 """CPU and GPU groups in one job. The policies of the gpu group run on the CPU, by the setting for nodes without one."""
 
-import pytest
-
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import SMALL, running, small_job
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 ON_CPU = {"spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}}
 GPU_GROUP = {"name": "gpu", "device": "gpu", "replicas": 1, "resources": SMALL}

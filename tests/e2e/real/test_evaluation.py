@@ -16,7 +16,7 @@ import yaml
 from cormorant_testing.real_cluster import ROOT, Installation
 from cormorant_testing.real_job import SMALL, Job, note, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 EXAMPLE = ROOT / "examples" / "cartpole-evaluation.yaml"
 CHECKPOINTS = ("early.safetensors", "trained.safetensors")

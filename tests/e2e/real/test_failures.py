@@ -19,8 +19,6 @@ from cormorant_testing.numbered import FRAMES, Learner, audited, manifest
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 POLL_S, DEADLINE_S = 2, 15
 
 

@@ -2,13 +2,10 @@
 
 import time
 
-import pytest
 import yaml
 
 from cormorant_testing.real_cluster import ROOT, Installation
 from cormorant_testing.real_job import SMALL, deleted_afterwards, note
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 TOTAL, FRAMES = 8192, 512
 

@@ -10,7 +10,7 @@ from cormorant_testing.agents import FrameCheck
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
 from cormorant_testing.real_job import note, running, small_job
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.slow
 
 SUPPORT = ROOT / "tests" / "support" / "cormorant_testing"
 DOCKERFILE = """

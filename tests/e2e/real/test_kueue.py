@@ -11,8 +11,6 @@ from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import note, running
 from cormorant_testing.real_kueue import KueueProcess, Quota, skip_without_kueue
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 ONE_JOB = "150m"
 """Room for one head and one worker, which request 50m each."""
 

@@ -11,8 +11,6 @@ from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import OURS, Job, note, running, small_job
 from cormorant_testing.serving import Reply
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 TOTAL, FRAMES = 40_000, 400
 HEAD_S = 45.0
 """A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""

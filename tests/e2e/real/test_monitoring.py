@@ -17,8 +17,6 @@ from cormorant_testing.real_job import Job, note, running, small_job
 from cormorant_testing.scripts import Repeated
 from cormorant_testing.serving import Api
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 FILES = CHART / "files"
 NEED_MORE = {
     ("cormorant-job", title)

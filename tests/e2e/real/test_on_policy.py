@@ -2,12 +2,8 @@
 
 from collections.abc import Callable
 
-import pytest
-
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import Job, learning, running, small_job
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
 LEARNER = """
 import json

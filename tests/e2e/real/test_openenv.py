@@ -2,13 +2,9 @@
 
 from pathlib import Path
 
-import pytest
-
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
 from cormorant_testing.real_job import note, running, small_job
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 SERVER = ROOT / "tests" / "support" / "cormorant_testing" / "openenv_server.py"
 DOCKERFILE = """

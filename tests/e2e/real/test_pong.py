@@ -12,7 +12,7 @@ from cormorant_testing.real_cluster import ROOT, Installation
 from cormorant_testing.real_job import SMALL, deleted_afterwards, note
 from cormorant_testing.snippets import blocks
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(4200)]
+pytestmark = pytest.mark.timeout(4200)
 
 TOTAL = int(os.environ.get("CORMORANT_E2E_FRAMES", "100000"))
 """The example's own number is a million: minutes more."""

@@ -14,8 +14,6 @@ from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import SMALL, note
 from cormorant_testing.scripts import until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
-
 TOTAL = 60 * FRAMES
 DRIVER = f"""
 import json

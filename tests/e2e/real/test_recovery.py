@@ -17,8 +17,6 @@ from cormorant_testing.numbered import CODE, audited, manifest
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import Job, note, running
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-
 ROUNDS = int(os.environ.get("CORMORANT_RECOVERY_ROUNDS", "1"))
 LONGEST_S = 90.0
 """On a machine that is busy besides; an idle one needs a tenth."""

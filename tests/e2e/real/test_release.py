@@ -1,11 +1,7 @@
 """The chart's own test, on a cluster that runs its pod."""
 
-import pytest
-
 from cormorant_testing.real_cluster import DISK_USAGE, Installation
 from cormorant_testing.real_job import note
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def test_helm_test_runs_under_the_restricted_level(installed: Installation) -> None:

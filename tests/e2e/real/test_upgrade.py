@@ -3,15 +3,11 @@
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from cormorant_testing.helm import CHART, Release, package
 from cormorant_testing.kubectl import RESTRICTED, Namespace
 from cormorant_testing.needs import lacks
 from cormorant_testing.real_cluster import ROOT, Images, Installation, adopt_crd
 from cormorant_testing.real_job import Job, note, running, small_job
-
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 MANIFEST = small_job(
     "live",
