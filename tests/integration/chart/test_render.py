@@ -85,6 +85,12 @@ def flags(manifests: list[Manifest]) -> list[str]:
     return list(container["args"])
 
 
+def granted(manifests: list[Manifest], group: str) -> set[str]:
+    """Resources of an API group that the operator may use."""
+    rules = [rule for m in manifests if m["kind"] in ("Role", "ClusterRole") for rule in m["rules"]]
+    return {resource for rule in rules if group in rule["apiGroups"] for resource in rule["resources"]}
+
+
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
     done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *sets(values), check=False)
@@ -347,23 +353,17 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
 def test_network_policies_come_with_their_rights() -> None:
     manifests = render("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8,fd00::/8}")
     assert {"--network-policies", "--open-to-cidr=10.0.0.0/8", "--open-to-cidr=fd00::/8"} < set(flags(manifests))
-    groups = [group for rule in find(manifests, "ClusterRole", "ops-cormorant")["rules"] for group in rule["apiGroups"]]
-    assert "networking.k8s.io" in groups
+    assert granted(manifests, "networking.k8s.io") == {"networkpolicies"}
     without = render("jobs.networkPolicy.fromCidrs={10.0.0.0/8}")
     assert not [flag for flag in flags(without) if "network" in flag or "cidr" in flag]
-    groups = [group for rule in find(without, "ClusterRole", "ops-cormorant")["rules"] for group in rule["apiGroups"]]
-    assert "networking.k8s.io" not in groups
+    assert granted(without, "networking.k8s.io") == set()
 
 
 @pytest.mark.parametrize("settings", [(), ("watchNamespaces={team-a}",)], ids=["cluster", "namespaces"])
 def test_kueue_comes_with_its_rights(settings: tuple[str, ...]) -> None:
-    def resources(*more: str) -> set[str]:
-        roles = [item for item in render(*settings, *more) if item["kind"] in ("Role", "ClusterRole")]
-        rules = [rule for role in roles for rule in role["rules"] if "kueue.x-k8s.io" in rule["apiGroups"]]
-        return {resource for rule in rules for resource in rule["resources"]}
-
     wanted = {"workloads", "workloads/status", "resourceflavors", "workloadpriorityclasses"}
-    assert (resources(), resources("jobs.kueue=true")) == (set(), wanted)
+    for more, resources in (((), set()), (("jobs.kueue=true",), wanted)):
+        assert granted(render(*settings, *more), "kueue.x-k8s.io") == resources
 
 
 def test_head_cas_reach_the_operator_with_certificate_rights() -> None:

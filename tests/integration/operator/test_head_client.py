@@ -147,48 +147,30 @@ def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> No
         ask(replace(job, uid="u2"), port)
 
 
-def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
-    connections = 0
+@pytest.mark.parametrize(("ip", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
+def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str) -> None:
+    heard: list[list[bytes]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
+        heard.append([])
         with suppress(asyncio.IncompleteReadError), closing(writer):
-            while await reader.readuntil(b"\r\n\r\n"):
-                writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")
-
-    async def talk() -> None:
-        server = await asyncio.start_server(answer, "127.0.0.1", 0)
-        async with client_of(server.sockets[0].getsockname()[1]) as client:
-            for _ in range(3):
-                with pytest.raises(HeadSilent, match="503"):
-                    await client.ask(make_operator_job(), HEAD)
-        server.close()
-
-    asyncio.run(talk())
-    assert connections == 1
-
-
-def test_head_with_an_ipv6_address_is_asked() -> None:
-    asked: list[bytes] = []
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy")
-        await writer.drain()
-        writer.close()
+            while True:
+                heard[-1].append(await reader.readuntil(b"\r\n\r\n"))
+                writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
 
     async def talk() -> None:
         async with (
             asyncio.timeout(60),
-            await asyncio.start_server(answer, "::1", 0) as server,
+            await asyncio.start_server(answer, ip, 0) as server,
             client_of(server.sockets[0].getsockname()[1]) as client,
         ):
-            with pytest.raises(HeadSilent, match="with 503: busy"):
-                await client.ask(make_operator_job(), replace(HEAD, ip="::1"))
+            for _ in range(3):
+                with pytest.raises(HeadSilent, match="with 503: busy"):
+                    await client.ask(make_operator_job(), replace(HEAD, ip=ip))
 
     asyncio.run(talk())
-    assert b"Host: [::1]:" in asked[0]
+    ((first, _, _),) = heard
+    assert f"Host: {host}:".encode() in first
 
 
 @pytest.mark.parametrize(

@@ -278,25 +278,23 @@ def test_start_that_ray_gave_up_counts_if_a_process_crashed(tmp_path: Path, rayl
 
 
 @pytest.mark.parametrize(
-    ("left", "then"),
+    ("left", "frames", "then"),
     [
-        ('{"frames": 7}', '{"frames": 7, "reason": "Ray has ended"}'),
-        ('{"frames": 7, "reason": "no space"}', '{"frames": 7, "reason": "no space"}'),
-        ("", ""),
-        ("[]", "[]"),
+        ('{"frames": 7}', None, '{"frames": 7, "reason": "Ray has ended"}'),
+        ('{"frames": 7, "reason": "no space"}', None, '{"frames": 7, "reason": "no space"}'),
+        ("", None, ""),
+        ("[]", None, "[]"),
+        (None, 70, '{"frames": 70, "reason": "Ray has ended"}'),
     ],
 )
-def test_rays_end_is_explained_beside_the_count(tmp_path: Path, left: str, then: str) -> None:
+def test_rays_end_is_explained_beside_the_count(
+    tmp_path: Path, left: str | None, frames: int | None, then: str
+) -> None:
     path = tmp_path / "termination-log"
-    path.write_text(left)
-    explain(path, "Ray has ended")
+    if left is not None:
+        path.write_text(left)
+    explain(path, "Ray has ended", frames=frames)
     assert path.read_text() == then
-
-
-def test_head_that_ended_before_it_counted_says_why(tmp_path: Path) -> None:
-    path = tmp_path / "termination-log"
-    explain(path, "no such environment", frames=70)
-    assert path.read_text() == '{"frames": 70, "reason": "no such environment"}'
 
 
 def test_last_words_are_where_the_environment_says() -> None:
