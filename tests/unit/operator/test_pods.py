@@ -197,8 +197,11 @@ SERVICE, _ = children.services(make_job(), epoch=1)
     ("child", "change", "is_put_right"),
     [
         (SERVICE, {"clusterIP": "10.0.0.7", "sessionAffinity": "None"}, False),
-        (SERVICE, {"ipFamilyPolicy": "SingleStack"}, True),
-        *((BUDGET, {field: None}, True) for field in ("minAvailable", "selector", "unhealthyPodEvictionPolicy")),
+        *(
+            (SERVICE, {field: None}, True)
+            for field in ("selector", "ipFamilyPolicy", "publishNotReadyAddresses", "ports")
+        ),
+        *((BUDGET, {key: None}, True) for key in ("minAvailable", "selector", "unhealthyPodEvictionPolicy")),
     ],
 )
 def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, Any], is_put_right: bool) -> None:
