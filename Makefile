@@ -59,8 +59,7 @@ test-jax: $(INSTALLED) ## Step environments of gymnax, Brax and jumanji, in .ven
 	@test -x .venv-jax/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python .venv-jax
 	@$(BIN)/uv pip install --quiet --python .venv-jax/bin/python --editable '.[worker,jax]' pytest pytest-timeout hypothesis \
 		gymnax six brax jumanji
-	@.venv-jax/bin/python -m pytest tests/unit/worker/envs/test_functional.py tests/unit/worker/envs/test_jax_libraries.py \
-		$(PYTEST_ARGS)
+	@.venv-jax/bin/python -m pytest tests/unit/worker/envs/test_functional.py $(PYTEST_ARGS)
 
 test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers; PEERS_SOURCES=rl:tianshou: theirs, too
 	@benchmarks/peers/setup

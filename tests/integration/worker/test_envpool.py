@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import envpool
 import numpy as np
 import pytest
 import torch
 
 from cormorant_testing.collecting import SEEDS, make_job
+from cormorant_testing.pools import ByHand
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import VectorEnv
@@ -33,75 +33,33 @@ def job_of(
     return make_job(env=block, policy=policy, collection=frames)
 
 
-class Record:
-    """The whole stored stream of each environment, over batches."""
-
-    def __init__(self, num_envs: int) -> None:
-        self.columns: list[dict[str, list[Any]]] = [{} for _ in range(num_envs)]
-
-    def add(self, batch: Any) -> None:
-        masked = ("collector", "mask") in batch.keys(True)
-        for b, column in enumerate(self.columns):
-            length = int(batch["collector", "mask"][b].sum()) if masked else batch.shape[1]
-            for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated"),
-                        ("next", "truncated"), ("collector", "traj_ids")):  # fmt: skip
-                column.setdefault(str(key), []).extend(batch[key][b, :length].numpy().copy())
-
-    def get(self, column: int, *key: str) -> np.ndarray:
-        return np.array(self.columns[column][str(key if len(key) > 1 else key[0])])
+KEYS = (
+    "observation", "action", ("next", "observation"), ("next", "reward"), ("next", "terminated"), ("next", "truncated"),
+    ("collector", "traj_ids"),
+)  # fmt: skip
 
 
-def replay(task: str, record: Record, seeds: list[int], **kwargs: Any) -> list[dict[str, list[Any]]]:
-    """Step a plain pool in full rows; the step after `done` takes a dummy action and tells how the next begins."""
-    n = len(seeds)
-    pool = envpool.make(task, env_type="gymnasium", num_envs=n, seed=list(seeds), num_threads=2, **kwargs)
-    actions = [record.get(i, "action") for i in range(n)]
-    obs, info = pool.reset()
-    found: list[dict[str, list[Any]]] = [
-        {"observation": [obs[i].copy()], "next": [], "reward": [], "done": [], "truncated": [], "lives": []}
-        for i in range(n)
-    ]
-    used = [0] * n
-    is_phantom = [False] * n
-    while any(used[i] < len(actions[i]) for i in range(n)):
-        row = np.array([
-            actions[i][used[i]] if not is_phantom[i] and used[i] < len(actions[i]) else np.zeros_like(actions[i][0])
-            for i in range(n)
-        ])  # fmt: skip
-        obs, reward, terminated, truncated, info = pool.step(row)
-        for i in range(n):
-            column = found[i]
-            if is_phantom[i]:
-                is_phantom[i] = False
-                assert reward[i] == 0
-                column["observation"].append(obs[i].copy())
-                continue
-            if used[i] >= len(actions[i]):
-                continue
-            used[i] += 1
-            done = bool(terminated[i] or truncated[i])
-            column["next"].append(obs[i].copy())
-            column["reward"].append(reward[i])
-            column["done"].append(done)
-            column["truncated"].append(bool(truncated[i]))
-            column["lives"].append(int(info["lives"][i]) if "lives" in info else 0)
-            is_phantom[i] = done
-            if not done:
-                column["observation"].append(obs[i].copy())
-    return found
+def streams(*batches: Any) -> list[Any]:
+    """All frames of each environment, over batches."""
+    every = torch.ones(max(batch.shape[1] for batch in batches), dtype=torch.bool)
+    frames = [[row.select(*KEYS)[row.get(("collector", "mask"), every[: len(row)])] for row in b] for b in batches]
+    return [torch.cat(rows) for rows in zip(*frames, strict=True)]
 
 
-def assert_same(record: Record, found: list[dict[str, list[Any]]]) -> None:
-    for i, column in enumerate(found):
-        steps = len(record.get(i, "action"))
-        np.testing.assert_array_equal(record.get(i, "observation"), np.array(column["observation"])[:steps])
-        np.testing.assert_array_equal(record.get(i, "next", "observation"), np.array(column["next"]))
-        np.testing.assert_array_equal(record.get(i, "next", "reward")[:, 0], np.array(column["reward"], np.float32))
-        terminated, truncated = record.get(i, "next", "terminated")[:, 0], record.get(i, "next", "truncated")[:, 0]
-        np.testing.assert_array_equal(terminated | truncated, np.array(column["done"]))
-        np.testing.assert_array_equal(truncated, np.array(column["truncated"]))
-        ids = record.get(i, "collector", "traj_ids")
-        np.testing.assert_array_equal(ids[1:] != ids[:-1], (terminated | truncated)[:-1])
+def assert_plain(stream: Any, pool: ByHand) -> list[int]:
+    """The stored stream is what a plain pool gives for its actions. The lives that were left at the ends."""
+    obs, lives = pool.reset(), []
+    for seen, action, after, earned, *ended in zip(*(stream[key].numpy() for key in KEYS[:-1]), strict=True):
+        np.testing.assert_array_equal(seen, obs)
+        obs, reward, *flags = pool.step(action)
+        np.testing.assert_array_equal(after, obs)
+        assert (earned, ended) == (np.float32(reward), flags)
+        if any(flags):
+            obs = pool.go_on()
+            lives.append(int(pool.info.get("lives", [0])[0]))
+    ids, done = stream["collector", "traj_ids"], (stream["next", "terminated"] | stream["next", "truncated"])[:, 0]
+    assert torch.equal(ids[1:] != ids[:-1], done[:-1])
+    return lives
 
 
 @pytest.mark.parametrize(
@@ -120,59 +78,35 @@ def assert_same(record: Record, found: list[dict[str, list[Any]]]) -> None:
 def test_the_stored_stream_is_the_plain_pools_bit_by_bit(
     task: str, num_envs: int, policy: str, sizes: list[int], limit: int, more: dict
 ) -> None:
-    record = Record(num_envs)
     with make_collector(job_of(task, num_envs, policy=policy, limit=limit, **more)) as collector:
         assert len(collector.env_groups) == (2 if num_envs == 16 else 1)
-        for size in sizes:
-            record.add(collector.collect(num_steps=size))
+        played = streams(*(collector.collect(num_steps=size) for size in sizes))
     options = {"max_episode_steps": limit} if limit else {}
-    seeds = SEEDS.env_seeds(num_envs)
-    found = replay(task, record, seeds, **options, **more.get("kwargs", {}))
-    assert_same(record, found)
-    if task == "CartPole-v1":
-        rewards = np.concatenate([record.get(i, "next", "reward") for i in range(num_envs)])
-        assert (rewards == 1.0).all()
-        if not limit:
-            assert sum(column["done"].count(True) for column in found) > 10
-    if more.get("kwargs"):
-        # The same game goes on after a life: 4, 3, 2, 1 and the end at 0, then 4 again.
-        for column in found:
-            lives = [lives for lives, done in zip(column["lives"], column["done"], strict=True) if done]
+    ends = []
+    for stream, seed in zip(played, SEEDS.env_seeds(num_envs), strict=True):
+        lives = assert_plain(stream, ByHand(task, seed, **options, **more.get("kwargs", {})))
+        ends += lives
+        assert task != "CartPole-v1" or (stream["next", "reward"] == 1.0).all()
+        if more.get("kwargs"):
+            # The same game goes on after a life: 4, 3, 2, 1 and the end at 0, then 4 again.
             assert lives[:5] == [4, 3, 2, 1, 0][: len(lives)]
             assert len(lives) >= 3
+    assert len(ends) > (10 if task == "CartPole-v1" else 0)
 
 
 @pytest.mark.parametrize("more", [{}, {"batchSize": 2, "numThreads": 2}])
 def test_the_time_limit_truncates_and_a_fall_terminates(more: dict) -> None:
-    record = Record(4)
     with make_collector(job_of("CartPole-v1", 4, limit=15, **more)) as collector:
-        record.add(collector.collect(num_steps=1200))
+        played = streams(collector.collect(num_steps=1200))
     lengths: dict[str, set[int]] = {"terminated": set(), "truncated": set()}
-    for i in range(4):
-        begin = 0
-        flags = {name: record.get(i, "next", name)[:, 0] for name in lengths}
-        assert not (flags["terminated"] & flags["truncated"]).any()
-        for end in np.flatnonzero(flags["terminated"] | flags["truncated"]):
-            lengths["terminated" if flags["terminated"][end] else "truncated"].add(int(end) - begin + 1)
-            begin = int(end) + 1
+    for stream in played:
+        terminated, truncated = (stream["next", name][:, 0] for name in lengths)
+        assert not (terminated & truncated).any()
+        ends = (terminated | truncated).nonzero()[:, 0]
+        for end, length in zip(ends, ends.diff(prepend=torch.tensor([-1])).tolist(), strict=True):
+            lengths["terminated" if terminated[end] else "truncated"].add(length)
     assert lengths["truncated"] == {15}
     assert max(lengths["terminated"]) < 15
-
-
-@pytest.mark.parametrize("batch_size", [0, 2, 4])
-def test_a_pool_steps_with_the_actions_that_batches_hold(batch_size: int) -> None:
-    own = torch.empty(16, 1)
-
-    def act(observation: torch.Tensor) -> torch.Tensor:
-        # One buffer for all calls: written again while EnvPool steps with what it was given before.
-        return own[: len(observation)].uniform_(-2, 2)
-
-    env = {"envpool": {"taskId": "Pendulum-v1", "numEnvs": 16, "batchSize": batch_size, "numThreads": 2}}
-    with make_collector(env=env, policy=act) as collector:
-        batch = collector.collect(num_steps=3200)
-    cos_sin, speed = batch["observation"][..., :2], batch["observation"][..., 2]
-    expected = (speed + (15 * cos_sin[..., 1] + 3 * batch["action"][..., 0]) * 0.05).clamp(-8, 8)
-    assert torch.allclose(batch["next", "observation"][..., 2], expected, atol=1e-5)
 
 
 def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[VectorEnv]:

@@ -34,6 +34,29 @@ def step_times(env: VectorEnv, times: int) -> Step:
     return step
 
 
+def transitions(env: VectorEnv, actions: Any) -> list[list[tuple[Any, ...]]]:
+    """What each row plays with its own `actions` [T, B]: observation, action, reward, both flags, what followed, info.
+    Observations and info have an entry a leaf.
+    """
+    obs, idle = tuple(leaf.copy() for leaf in env.start()), np.arange(env.num_envs)
+    frames: list[list[tuple[Any, ...]]] = [[] for _ in idle]
+    while min(map(len, frames)) < len(actions):
+        now = np.array([actions[min(len(frames[row]), len(actions) - 1)][row] for row in range(env.num_envs)])
+        env.send((now[idle],), EVERY_ROW if env.lockstep else idle)
+        step = env.recv()
+        idle = np.arange(env.num_envs)[step.rows]
+        following = tuple(leaf.copy() for leaf in step.obs)
+        for leaf, final in zip(following, step.final, strict=True):
+            leaf[step.ended] = final
+        for i, row in enumerate(idle):
+            told = step.reward[i], bool(step.terminated[i]), bool(step.truncated[i])
+            after, info = ([leaf[i].copy() for leaf in leaves_] for leaves_ in (following, step.info))
+            frames[row].append((*(leaf[row].copy() for leaf in obs), now[row], *told, *after, *info))
+        for leaf, seen in zip(obs, step.obs, strict=True):
+            leaf[idle] = seen
+    return [row_frames[: len(actions)] for row_frames in frames]
+
+
 def stack(space: gymnasium.Space[Any], values: Sequence[Any]) -> Arrays:
     """Nested values of several environments, as [n, ...] a leaf."""
     return tuple(np.stack(leaf) for leaf in zip(*(flatten(space, value) for value in values), strict=True))

@@ -8,6 +8,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -92,8 +93,7 @@ def opened(env: Env) -> VectorEnv:
 
 @needs_openenv
 def test_frames_are_those_of_a_plain_loop(serve: Callable[..., Server]) -> None:
-    env = opened(openenv(serve().url, numEnvs=3, fields=FIELDS, kwargs={"length": 4}))
-    try:
+    with closing(opened(openenv(serve().url, numEnvs=3, fields=FIELDS, kwargs={"length": 4}))) as env:
         board, seed, total = env.start()  # by name: board, seed, total
         assert seed.tolist() == [10, 11, 12]
         assert total.tolist() == [0, 0, 0]
@@ -116,15 +116,12 @@ def test_frames_are_those_of_a_plain_loop(serve: Callable[..., Server]) -> None:
                 expected, steps, episode = np.zeros(3, dtype=np.int64), 0, episode + 1
             assert step.obs[2].tolist() == expected.tolist()
             assert step.obs[0].tolist() == [[[steps, total], [episode, 0]] for total in expected.tolist()]
-    finally:
-        env.close()
 
 
 @needs_openenv
 def test_a_server_that_dies_cuts_its_episodes_and_is_waited_for(serve: Callable[..., Server]) -> None:
     server = serve()
-    env = opened(openenv(server.url, numEnvs=2, fields=FIELDS))
-    try:
+    with closing(opened(openenv(server.url, numEnvs=2, fields=FIELDS))) as env:
         env.start()
         right = (np.full(2, 2),)
         env.send(right, EVERY_ROW)
@@ -138,8 +135,6 @@ def test_a_server_that_dies_cuts_its_episodes_and_is_waited_for(serve: Callable[
         assert env.restarts >= 2
         env.send(right, EVERY_ROW)
         assert env.recv().reward.tolist() == [1.0, 1.0]
-    finally:
-        env.close()
 
 
 @needs_openenv
@@ -257,13 +252,12 @@ def seen(**observation: Any) -> Any:
 )
 def test_what_a_server_may_not_send_is_refused(answer: Any, words: str) -> None:
     fields = {"observation": [{"name": "n", "dtype": "uint8"}], "legalActions": "legal"}
-    with Scripted(lambda number: answer) as url:
-        env = opened(openenv(url, fields=fields, startTimeoutSeconds=1, stepTimeoutSeconds=1))
-        try:
-            with pytest.raises((EnvBuildError, EnvCrashed), match=words):
-                env.start()
-        finally:
-            env.close()
+    with (
+        Scripted(lambda number: answer) as url,
+        closing(opened(openenv(url, fields=fields, startTimeoutSeconds=1, stepTimeoutSeconds=1))) as env,
+        pytest.raises((EnvBuildError, EnvCrashed), match=words),
+    ):
+        env.start()
 
 
 def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> None:
@@ -271,16 +265,13 @@ def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> No
     with Scripted(lambda number: seen(n=number, legal=[[3, 1], None][number % 2])) as url:
         with pytest.raises(EnvBuildError, match="has legl, and the server's observation has legal, n; correct"):
             opened(openenv(url, fields=fields | {"legalActions": "legl"}))
-        env = opened(openenv(url, fields=fields))
-        try:
+        with closing(opened(openenv(url, fields=fields))) as env:
             env.start()
             assert env.illegal is not None
             assert env.illegal.tolist() == [[False, True, False]]
             env.send((np.array([3]),), EVERY_ROW)
             assert env.recv().obs[0].tolist() == [1]
             assert not env.illegal.any()
-        finally:
-            env.close()
 
 
 @pytest.mark.parametrize("schema", [b"\xff\xfe", b"[1]", b'{"action": {}, "observation": {"properties": 3}}'])

@@ -7,9 +7,9 @@ import gymnasium
 import numpy as np
 import pytest
 
+from cormorant_testing.vectors import transitions
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.vector import GymVectorEnv
 
 SEEDS = (7, 8, 9, 10)
@@ -50,21 +50,16 @@ def plain(row: int) -> list[tuple[Any, ...]]:
 def test_frames_are_those_of_single_rows(mode: str) -> None:
     kwargs = {"game": "breakout", "autoreset_mode": mode, **SHORT}
     source = VectorSource(entrypoint="ale_py.vector_env:AtariVectorEnv", kwargs=kwargs)
-    env, ends = GymVectorEnv(source, seeds=SEEDS, info=[LIVES]), 0
-    obs, expected = env.start()[0].copy(), [plain(row) for row in range(len(SEEDS))]
-    for t, actions in enumerate(draw_actions()):
-        env.send((actions,), EVERY_ROW)
-        step = env.recv()
-        after, ends = step.obs[0].copy(), ends + len(step.ended)
-        after[step.ended] = step.final[0]
-        for row, frames in enumerate(expected):
-            flags = bool(step.terminated[row]), bool(step.truncated[row])
-            number = frames[t][5] if any(flags) and mode == "SameStep" else int(step.info[0][row])
-            for found, wanted in zip((obs[row], step.reward[row], *flags, after[row], number), frames[t], strict=True):
-                np.testing.assert_array_equal(found, wanted, f"row {row}, step {t}")
-            if any(flags) and mode == "SameStep":
-                assert step.info[0][row] == LIVES.fill, "ALE gives no info of a step that it resets in"
-        obs[:] = step.obs[0]
+    env = GymVectorEnv(source, seeds=SEEDS, info=[LIVES])
     assert env.lockstep
-    assert ends >= 2 * len(SEEDS)
+    found, ends = transitions(env, draw_actions()), 0
     env.close()
+    for row, frames in enumerate(found):
+        for t, (frame, (before, reward, *flags, after, number)) in enumerate(zip(frames, plain(row), strict=True)):
+            ends += any(flags)
+            # ALE gives no info of a step that it resets in.
+            told = LIVES.fill if any(flags) and mode == "SameStep" else number
+            wanted = before, draw_actions()[t, row], reward, *flags, after, told
+            for a, b in zip(frame, wanted, strict=True):
+                np.testing.assert_array_equal(a, b, f"row {row}, step {t}")
+    assert ends >= 2 * len(SEEDS)

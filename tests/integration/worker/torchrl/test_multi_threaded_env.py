@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cormorant_compat.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
+from cormorant_testing.pools import ByHand
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, InvalidAction, UnknownEnv
 
@@ -22,23 +23,6 @@ needs_torchrl = pytest.mark.skipif(
 
 def seeds_of(seed: int, n: int) -> list[int]:
     return SeedPath(seed=seed, index=0).env_seeds(n)
-
-
-class ByHand:
-    """One environment of a plain pool; takes EnvPool's phantom step where an episode ended."""
-
-    def __init__(self, task: str, seed: int, **kwargs: Any) -> None:
-        self._pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed], **kwargs)
-
-    def reset(self) -> np.ndarray:
-        return self._pool.reset()[0][0].copy()
-
-    def step(self, action: Any, *, dtype: Any = np.int32) -> tuple[np.ndarray, float, bool, bool]:
-        obs, reward, terminated, truncated, _ = self._pool.step(np.array([action], dtype))
-        return obs[0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0])
-
-    def go_on(self) -> np.ndarray:
-        return self.step(0)[0]
 
 
 def test_rollout_matches_plain_pools_without_phantom_frames() -> None:

@@ -1,6 +1,7 @@
 """Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
 
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
+from cormorant_testing.vectors import transitions
 from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.jax import is_functional
@@ -72,28 +74,55 @@ def played(env: Any, actions: Any) -> list[Any]:
     return frames
 
 
+def assert_plain(env: Any, functions: Any, *, limit: int, tolerance: float, knows_info: bool) -> list[tuple[Any, Any]]:
+    """Every frame is that of a loop over the raw functions. The flags of all."""
+    actions, flags = draw(env), []
+    for row, frames in enumerate(transitions(env, actions)):
+        wanted = plain(functions, SEEDS[row], actions[:, row], limit)
+        for t, (found, (before, reward, terminated, truncated, following, told)) in enumerate(
+            zip(frames, wanted, strict=True)
+        ):
+            info = (told,) if knows_info else ()
+            expected = *before, actions[t, row], reward, terminated, truncated, *following, *info
+            for a, b in zip(found, expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
+            flags.append((terminated, truncated and not terminated))
+    return flags
+
+
 @pytest.mark.parametrize(("form", "limit"), [*((form, 0) for form in FORMS), ("gymnax", 5)])
 def test_frames_are_those_of_a_loop_over_the_raw_functions(form: str, limit: int) -> None:
     raw, functions, key = FORMS[form]
     env = opened(raw, limit=limit, info=[{"key": key}])
-    actions, ends = draw(env), np.zeros(2, int)
-    wanted = [plain(functions(raw), seed, actions[:, row], limit) for row, seed in enumerate(SEEDS)]
-    obs = env.start()
-    for t in range(STEPS):
-        env.send((actions[t],), EVERY_ROW)
-        step = env.recv()
-        after = tuple(leaf.copy() for leaf in step.obs)
-        for leaf, final in zip(after, step.final, strict=True):
-            leaf[step.ended] = final
-        ends += step.terminated.sum(), (step.truncated & ~step.terminated).sum()
-        for row in range(N):
-            before, reward, terminated, truncated, following, told = wanted[row][t]
-            assert (step.terminated[row], step.truncated[row]) == (terminated, truncated)
-            found = *(leaf[row] for leaf in (*obs, *after)), step.reward[row], step.info[0][row]
-            for a, b in zip(found, (*before, *following, reward, told), strict=True):
-                np.testing.assert_allclose(a, b, rtol=2e-6, atol=1e-6)
-        obs = step.obs
-    assert ends.all(), "episodes ended both ways"
+    flags = assert_plain(env, functions(raw), limit=limit, tolerance=2e-6, knows_info=True)
+    assert np.array(flags).any(axis=0).all(), "episodes ended both ways"
+
+
+POLE = {"env_name": "inverted_pendulum", "backend": "spring", "auto_reset": False, "episode_length": 15}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("entrypoint", "kwargs", "limit", "functions"),
+    [
+        ("gymnax:make", {"env_id": "CartPole-v1"}, 20, lambda made: gymnax(made[0])),
+        ("gymnax:make", {"env_id": "MountainCar-v0"}, 15, lambda made: gymnax(made[0])),
+        ("jumanji:make", {"id": "Snake-v1"}, 20, jumanji),
+        ("brax.envs:create", POLE, 0, brax),
+    ],
+    ids=["cartpole", "mountain-car", "snake", "pendulum"],
+)
+def test_frames_are_those_of_the_library(entrypoint: str, kwargs: Any, limit: int, functions: Any) -> None:
+    """gymnax, Brax and jumanji themselves: `make test-jax`."""
+    module, _, name = entrypoint.partition(":")
+    pytest.importorskip(module.partition(".")[0])
+    block = Env.model_validate(
+        {"jax": {"entrypoint": entrypoint, "numEnvs": N, "kwargs": kwargs}, "maxEpisodeSteps": limit}
+    )
+    env = kind_of(block).open_envs(EnvRequest(env=block, seeds_of=lambda num_envs: SEEDS[:num_envs])).groups[0]
+    raw = functions(getattr(import_module(module), name)(**kwargs))
+    assert any(map(any, assert_plain(env, raw, limit=limit, tolerance=1e-4, knows_info=False)))
 
 
 @pytest.mark.parametrize(

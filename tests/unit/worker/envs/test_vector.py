@@ -1,6 +1,7 @@
 """Gymnasium vector environments, frame by frame against plain loops over single ones, and what they do wrong."""
 
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.echo_torch import TorchEchoes
+from cormorant_testing.vectors import transitions
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
@@ -36,23 +38,7 @@ def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, **kwargs: Any) -> Any:
 
 
 def play(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
-    """The transitions of each row: observation, action, reward, both flags, what followed, info."""
-    draw, frames = np.random.default_rng(3), [[] for _ in range(env.num_envs)]
-    obs, actions = env.start()[0].copy(), np.zeros((env.num_envs, 2), np.float32)
-    idle = np.arange(env.num_envs)
-    while min(map(len, frames)) < steps:
-        actions[idle] = draw.uniform(-1, 1, (len(idle), 2)).astype(np.float32)
-        env.send((actions[idle],), EVERY_ROW if env.lockstep else idle)
-        step = env.recv()
-        idle = np.arange(env.num_envs)[step.rows]
-        following = step.obs[0].copy()
-        following[step.ended] = step.final[0]
-        for i, row in enumerate(idle):
-            info = [leaf[i] for leaf in step.info]
-            flags = bool(step.terminated[i]), bool(step.truncated[i])
-            frames[row].append((obs[row].copy(), actions[row].copy(), step.reward[i], *flags, following[i], *info))
-        obs[idle] = step.obs[0]
-    return [frames_of_row[:steps] for frames_of_row in frames]
+    return transitions(env, np.random.default_rng(3).uniform(-1, 1, (steps, env.num_envs, 2)).astype(np.float32))
 
 
 def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]:
@@ -77,14 +63,11 @@ def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
 def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
-    env = made(partial(echoes, kind=kind, autoreset_mode=mode), info=INFO)
-    try:
+    with closing(made(partial(echoes, kind=kind, autoreset_mode=mode), info=INFO)) as env:
         for row, frames in enumerate(play(env, 60)):
             for found, wanted in zip(frames, reference(frames, SEEDS[row]), strict=True):
                 for a, b in zip(found, wanted, strict=True):
                     np.testing.assert_array_equal(a, b)
-    finally:
-        env.close()
 
 
 class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -140,16 +123,6 @@ def run(env: GymVectorEnv, *, steps: int) -> Step:
     return step
 
 
-def test_final_obs_without_its_mask_is_read() -> None:
-    """As ALE gives it: an array of all rows, without `_final_obs` and `final_info`."""
-    env = made(partial(Batched, mode="SameStep"))
-    env.start()
-    step = run(env, steps=3)
-    np.testing.assert_array_equal(step.ended, [0])
-    np.testing.assert_array_equal(step.final[0], [[0, 0, 3]])
-    np.testing.assert_array_equal(step.obs[0][0], [0, 1, 0])
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -183,16 +156,13 @@ def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
     def make(num_envs: int) -> Any:
         return kind([ReusingEnv] * num_envs, autoreset_mode=mode)
 
-    env = made(make, info=INFO)
-    try:
+    with closing(made(make, info=INFO)) as env:
         if mode == "SameStep":
             with pytest.raises(EnvCrashed, match="make it with autoreset_mode NEXT_STEP"):
                 play(env, 20)
             return
         for row, frames in enumerate(play(env, 20)):
             np.testing.assert_array_equal([f[5] for f in frames], [f[5] for f in reference(frames, SEEDS[row])])
-    finally:
-        env.close()
 
 
 def test_modes_that_are_not_declared_are_found_by_playing() -> None:
@@ -326,8 +296,7 @@ def test_rows_that_were_left_out_begin_new_episodes() -> None:
 def test_rows_of_one_play_as_single_environments(mode: str) -> None:
     """What evaluations step: an episode depends on its seed alone."""
     source, single = VectorSource(make=echo_env.make_vector, kwargs={"mode": mode}), EchoEnv()
-    row = OneRow(GymVectorEnv(source, seeds=(0,)))
-    try:
+    with closing(OneRow(GymVectorEnv(source, seeds=(0,)))) as row:
         for seed in (5, 6, 7):
             (found, _), (wanted, _), is_over = row.reset(seed=seed), single.reset(seed=seed), False
             while not is_over:
@@ -337,8 +306,6 @@ def test_rows_of_one_play_as_single_environments(mode: str) -> None:
                 assert (reward, *flags, info) == (np.float32(others[0]), *others[1:-1], {})
                 is_over = any(flags)
             np.testing.assert_array_equal(found, wanted)
-    finally:
-        row.close()
 
 
 def test_masks_of_info_forbid_random_actions() -> None:
@@ -435,8 +402,7 @@ def test_nested_observations(kind: Any, mode: str) -> None:
     def make(num_envs: int) -> Any:
         return kind([EchoDict] * num_envs, autoreset_mode=mode)
 
-    env = made(make)
-    try:
+    with closing(made(make)) as env:
         env.start()
         for _ in range(30):
             env.send((np.zeros((N, 2), np.float32),), EVERY_ROW)
@@ -446,8 +412,6 @@ def test_nested_observations(kind: Any, mode: str) -> None:
                 assert len(leaves[0]) == len(positions)
             assert not step.obs[0][step.ended].any()
             assert step.final[0].all()
-    finally:
-        env.close()
 
 
 def test_a_process_that_is_killed_ends_its_vector_environment(monkeypatch: pytest.MonkeyPatch) -> None:
