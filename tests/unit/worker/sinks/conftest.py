@@ -24,7 +24,7 @@ NESTED = gymnasium.spaces.Dict(
         "bits": gymnasium.spaces.MultiBinary(3),
     }
 )
-DISCRETE = gymnasium.spaces.Discrete(4)
+SPACES = {"box": BOX, "image": IMAGE, "nested": NESTED, "discrete": gymnasium.spaces.Discrete(4)}
 LOG_PROB = Leaf(key=("action_log_prob",), shape=(), dtype=np.dtype(np.float32))
 INFO = (
     Leaf(key=("info", "lives"), shape=(), dtype=np.dtype(np.int32)),
@@ -46,8 +46,8 @@ def as_made():
 class Dice:
     def __init__(
         self,
-        observation=BOX,
-        action=DISCRETE,
+        observation="box",
+        action="discrete",
         *,
         num_envs=3,
         num_rows=4,
@@ -58,6 +58,9 @@ class Dice:
     ):
         self.rng = np.random.default_rng(seed)
         self.end_odds = end_odds
+        observation, action = (
+            SPACES.get(given, given) if isinstance(given, str) else given for given in (observation, action)
+        )
         self.observation_space, self.action_space = observation, action
         self.layout = Layout(
             num_rows=num_rows,
@@ -188,11 +191,6 @@ def whole(frames, name):
 @pytest.fixture(scope="session")
 def make_dice():
     return Dice
-
-
-@pytest.fixture(scope="session")
-def spaces():
-    return {"box": BOX, "image": IMAGE, "nested": NESTED, "discrete": DISCRETE}
 
 
 @pytest.fixture

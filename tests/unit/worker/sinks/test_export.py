@@ -26,7 +26,7 @@ from cormorant_worker.spaces import flatten
 
 minari = pytest.importorskip("minari")
 
-BOX = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+BOX, FOUR = gymnasium.spaces.Box(-1, 1, (3,), np.float32), gymnasium.spaces.Discrete(4)
 
 CASES = [
     {"observation": "box", "action": "discrete"},
@@ -37,16 +37,11 @@ CASES = [
 ONE_NUMBER = {"observation": "box", "action": gymnasium.spaces.Box(-1, 1, (1,), np.float32)}
 
 
-def make(make_dice, spaces, case, **more):
-    named = {name: spaces.get(value, value) if isinstance(value, str) else value for name, value in case.items()}
-    return make_dice(**named, **more)
-
-
 @pytest.mark.parametrize("compress_bytes", [1 << 16, 0])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, compress_bytes):
+def test_minari_itself_reads_every_value(make_dice, stored, tmp_path, monkeypatch, case, compress_bytes):
     monkeypatch.setattr(exports, "_COMPRESS_BYTES", compress_bytes)
-    dice = make(make_dice, spaces, case, end_odds=0.1)
+    dice = make_dice(**case, end_odds=0.1)
     dataset = stored(dice, parts=("cpu-0-0",), shards=4)
     whole = by_id(dataset)
 
@@ -90,7 +85,7 @@ def test_minari_builds_the_environment_again(make_dice, tmp_path, env, kind):
     clip = {"entrypoint": "gymnasium.wrappers:ClipReward", "kwargs": {"min_reward": -0.5, "max_reward": 0.5}}
     job = make_job(env={"gymnasium": {**env, "numEnvs": 2, "wrappers": [clip]}, "maxEpisodeSteps": 17})
     dice = make_dice()
-    dataset = open_dataset(str(tmp_path / "data"), describe_job(job, dice.layout, BOX, gymnasium.spaces.Discrete(4)))
+    dataset = open_dataset(str(tmp_path / "data"), describe_job(job, dice.layout, BOX, FOUR))
     with dataset.writer("cpu-0-0", dice.layout) as writer:
         writer.append(dice.fill())
     export(dataset.uri, tmp_path / "out", to="minari")
@@ -108,12 +103,11 @@ def test_minari_builds_the_environment_again(make_dice, tmp_path, env, kind):
 @pytest.mark.parametrize("env", [{"envpool": {"taskId": "CartPole-v1", "numEnvs": 2}}, {"gymnasium": {"id": "a:B-v0"}}])
 def test_an_environment_that_gymnasium_cannot_build_has_no_spec(make_dice, env):
     dice = make_dice()
-    assert describe_job(make_job(env=env), dice.layout, BOX, gymnasium.spaces.Discrete(4)).env_spec == ""
+    assert describe_job(make_job(env=env), dice.layout, BOX, FOUR).env_spec == ""
 
 
-def test_minari_reads_keys_that_hdf5_would_take_for_paths(make_dice, spaces, stored, tmp_path):
-    box, discrete = spaces["box"], spaces["discrete"]
-    parts = {"a": box, "a/b": discrete, "a%2Fb": discrete, ".": box, "0": discrete, "10": box}
+def test_minari_reads_keys_that_hdf5_would_take_for_paths(make_dice, stored, tmp_path):
+    parts = {"a": BOX, "a/b": FOUR, "a%2Fb": FOUR, ".": BOX, "0": FOUR, "10": BOX}
     dice = make_dice(observation=gymnasium.spaces.Dict(parts))
     export(stored(dice, parts=("cpu-0-0",)).uri, tmp_path / "out", to="minari")
     episode = next(minari.MinariDataset(str(tmp_path / "out" / "data")).iterate_episodes())
@@ -125,8 +119,8 @@ def test_minari_reads_keys_that_hdf5_would_take_for_paths(make_dice, spaces, sto
         np.testing.assert_array_equal(episode.observations[stored_as], np.stack([step[leaf] for step in wanted]))
 
 
-def test_a_dataset_of_integer_keys_goes_on(make_dice, spaces, stored, tmp_path):
-    space = gymnasium.spaces.Dict({0: spaces["box"], 10: spaces["discrete"], 2: spaces["discrete"]})
+def test_a_dataset_of_integer_keys_goes_on(make_dice, stored, tmp_path):
+    space = gymnasium.spaces.Dict({0: BOX, 10: FOUR, 2: FOUR})
     dataset = stored(make_dice(observation=space), parts=("cpu-0-0",))
     open_dataset(dataset.uri, make_dice(observation=space).description())
     export(dataset.uri, tmp_path / "out", to="minari")
@@ -144,8 +138,8 @@ def test_minari_finds_the_dataset_by_its_name(make_dice, stored, tmp_path, monke
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_parquet_has_every_value(make_dice, spaces, stored, tmp_path, case):
-    dice = make(make_dice, spaces, case)
+def test_parquet_has_every_value(make_dice, stored, tmp_path, case):
+    dice = make_dice(**case)
     dataset = stored(dice, parts=("cpu-0-0",))
     done = export(dataset.uri, tmp_path / "out", to="parquet")
     table = pq.read_table(done.path)
@@ -167,9 +161,9 @@ def test_parquet_has_every_value(make_dice, spaces, stored, tmp_path, case):
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_hugging_face_datasets_reads_every_value(make_dice, spaces, stored, tmp_path, case):
+def test_hugging_face_datasets_reads_every_value(make_dice, stored, tmp_path, case):
     datasets = pytest.importorskip("datasets")
-    dice = make(make_dice, spaces, case)
+    dice = make_dice(**case)
     dataset = stored(dice, parts=("cpu-0-0",))
     done = export(dataset.uri, tmp_path / "out", to="huggingface")
     read = datasets.load_dataset(str(done.path), split="train", cache_dir=str(tmp_path / "cache")).with_format("numpy")
@@ -184,11 +178,11 @@ def test_hugging_face_datasets_reads_every_value(make_dice, spaces, stored, tmp_
 
 @pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "many files"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_lerobot_files_have_every_value(make_dice, spaces, stored, tmp_path, monkeypatch, case, file_bytes):
+def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch, case, file_bytes):
     """By the published layout of v3.0; `test_lerobot_itself_reads_every_value` asks LeRobot."""
     monkeypatch.setattr(export_lerobot, "_FILE_BYTES", file_bytes)
     monkeypatch.setattr(export_lerobot, "_FILES_PER_CHUNK", 2)
-    dice = make(make_dice, spaces, case)
+    dice = make_dice(**case)
     dataset = stored(dice, parts=("cpu-0-0",))
     done = export(dataset.uri, tmp_path / "out", to="lerobot", fps=20)
     info = json.loads((done.path / "meta" / "info.json").read_text())
@@ -238,8 +232,8 @@ assert window[0]["next.reward"].shape[0] == 2
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(not LEROBOT.exists(), reason="LeRobot is not installed; `make test-lerobot` runs this test")
 @pytest.mark.parametrize("case", [*CASES, ONE_NUMBER], ids=str)
-def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, case):
-    dice = make(make_dice, spaces, case)
+def test_lerobot_itself_reads_every_value(make_dice, stored, tmp_path, case):
+    dice = make_dice(**case)
     dataset = stored(dice, parts=("cpu-0-0",))
     done = export(dataset.uri, tmp_path / "out", to="lerobot")
     offline = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
@@ -261,10 +255,10 @@ def test_lerobot_itself_reads_every_value(make_dice, spaces, stored, tmp_path, c
 
 
 @pytest.mark.parametrize("numbers", [1 << 30, 1], ids=["whole", "in pieces"])
-def test_lerobot_has_one_number_as_a_number(make_dice, spaces, stored, tmp_path, monkeypatch, numbers):
+def test_lerobot_has_one_number_as_a_number(make_dice, stored, tmp_path, monkeypatch, numbers):
     """LeRobot reads the shape [1] as a value, and refuses lists of one."""
     monkeypatch.setattr(export_lerobot, "_LIST_NUMBERS", numbers)
-    dataset = stored(make(make_dice, spaces, ONE_NUMBER))
+    dataset = stored(make_dice(**ONE_NUMBER))
     done = export(dataset.uri, tmp_path / "out", to="lerobot")
     actions = pq.read_table(done.path / "data")["action"].to_pylist()
     assert actions == [value for s in iter_trajectories(dataset) for value in s.action[0][:, 0].tolist()]
@@ -290,7 +284,7 @@ def test_formats_agree_on_what_was_cut(make_dice, stored, tmp_path):
     assert set(cut.values()) == {3}
 
 
-def test_row_groups_are_bounded(make_dice, spaces, stored, tmp_path, monkeypatch):
+def test_row_groups_are_bounded(make_dice, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(export_parquet, "_MOST_ROWS", 5)
     dataset = stored(make_dice())
     export(dataset.uri, tmp_path / "out", to="parquet")

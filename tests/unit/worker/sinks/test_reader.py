@@ -23,10 +23,9 @@ CASES = [
 
 
 @pytest.fixture(params=CASES, ids=str)
-def case(request, make_dice, spaces, stored):
+def case(request, make_dice, stored):
     """The dice that made a dataset, and the dataset as users read it."""
-    named = {name: spaces.get(value, value) for name, value in request.param.items()}
-    dice = make_dice(**named)
+    dice = make_dice(**request.param)
     return dice, read_dataset(stored(dice, parts=("cpu-0-0", "cpu-0-1")).uri)
 
 

@@ -34,9 +34,9 @@ def voyages(draw):
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(voyage=voyages())
-def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
+def test_every_value_of_every_trajectory_comes_back(make_dice, voyage):
     batches, shard_bytes = voyage.pop("batches"), voyage.pop("shard_bytes")
-    dice = make_dice(spaces[voyage.pop("observation")], spaces[voyage.pop("action")], **voyage)
+    dice = make_dice(**voyage)
     uri = f"memory://{uuid.uuid4().hex}"
     dataset = open_dataset(uri, dice.description())
     with dataset.writer("cpu-0-0", dice.layout, limits=ShardLimits(size_bytes=shard_bytes)) as writer:
@@ -49,8 +49,8 @@ def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
 
 
 @pytest.mark.parametrize("lengths", [None, [4, 4, 3], [3, 3, 3], [4, 1, 2], [0, 4, 0]])
-def test_a_batch_read_back_has_the_learners_values(make_dice, spaces, tmp_path, lengths):
-    dice = make_dice(spaces["nested"], recurrent=True, num_envs=3, num_rows=4)
+def test_a_batch_read_back_has_the_learners_values(make_dice, tmp_path, lengths):
+    dice = make_dice("nested", recurrent=True, num_envs=3, num_rows=4)
     dataset = open_dataset(str(tmp_path / "d"), dice.description())
     batches = []
     with dataset.writer("cpu-0-0", dice.layout) as writer:
@@ -70,7 +70,7 @@ def test_a_batch_read_back_has_the_learners_values(make_dice, spaces, tmp_path, 
             assert (read[key] == wanted).all(), key
 
 
-def test_images_are_compressed_and_numbers_are_not(make_dice, stored, spaces, tmp_path):
+def test_images_are_compressed_and_numbers_are_not(make_dice, stored, tmp_path):
     still = gymnasium.spaces.Box(0, 255, (4, 32, 32), np.uint8)
     dice = make_dice(still, num_rows=20)
     dice._observe = lambda: (np.zeros((4, 32, 32), np.uint8),)
@@ -79,10 +79,10 @@ def test_images_are_compressed_and_numbers_are_not(make_dice, stored, spaces, tm
     assert record.size_bytes < record.frames * 4 * 32 * 32 / 10
 
 
-def test_plain_arrow_reads_a_shard(make_dice, stored, spaces, tmp_path):
+def test_plain_arrow_reads_a_shard(make_dice, stored, tmp_path):
     import pyarrow as pa
 
-    dice = make_dice(spaces["nested"])
+    dice = make_dice("nested")
     dataset = stored(dice, parts=("cpu-0-0",), shards=1)
     table = pa.ipc.open_file(tmp_path / "dataset" / "cpu-0-0" / "frames-000000.arrow").read_all()
     assert table.num_rows == dataset.frames

@@ -53,15 +53,6 @@ def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
     assert [(r.min_policy_version, r.max_policy_version) for r in records] == [(1, 1), (2, 2), (3, 3)]
 
 
-def test_padding_is_not_counted(make_dice, tmp_path):
-    dice = make_dice(end_odds=0.0)
-    dataset = open_dataset(str(tmp_path), dice.description())
-    with dataset.writer("cpu-0-0", dice.layout) as writer:
-        writer.append(dice.fill([4, 1, 0]))
-        writer.append(dice.fill([0, 0, 0]))
-    assert [(r.frames, r.ends) for r in dataset.parts()[0].records] == [(5, 0)]
-
-
 @pytest.mark.parametrize("name", ["cpu", "cpu-0", "../x", "cpu-a-b", ""])
 def test_a_part_has_a_groups_name_and_two_numbers(make_dice, stored, name):
     dice = make_dice()

@@ -57,10 +57,7 @@ def test_a_shard_cut_short_is_found(make_dice, stored, tmp_path, keep):
         (lambda lines: [lines[0], lines[2]], "is on line 2"),
         (lambda lines: [lines[1], lines[0], lines[2]], "should start at 0"),
         (lambda lines: [lines[0], "{}", lines[2]], "line 2 of the manifest is not a manifest line"),
-        (
-            lambda lines: [_with(lines[0], frames="12"), *lines[1:]],
-            "frames: Input should be a valid integer, found",
-        ),
+        (lambda lines: [_with(lines[0], frames="12"), *lines[1:]], "frames: Input should be a valid integer, found"),
         (lambda lines: [_with(lines[0], ends=99), *lines[1:]], "ends of trajectories: "),
         (lambda lines: [_with(lines[0], max_policy_version=99), *lines[1:]], "highest policy version: "),
         (lambda lines: [_with(lines[0], batches=9), *lines[1:]], "batches: 1 in the shard, 9 in the manifest"),
