@@ -62,11 +62,7 @@ def test_the_page_fills_replay_buffers(folder: Path, monkeypatch: pytest.MonkeyP
     assert set(sampled.tolist()) <= set(dataset.episodes["traj_id"].to_pylist())
 
 
-STORAGES = {
-    "tensor": LazyTensorStorage,
-    "memmap": LazyMemmapStorage,
-    "list": ListStorage,
-}
+STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage, "list": ListStorage}
 SAMPLERS = {
     "random": RandomSampler,
     "without replacement": SamplerWithoutReplacement,

@@ -13,13 +13,9 @@ from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
-from cormorant_compat.torchrl import sync_async_collector, sync_sync_collector
+from cormorant_compat.torchrl import sync_sync_collector
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(1200),
-    pytest.mark.filterwarnings("ignore"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200), pytest.mark.filterwarnings("ignore")]
 
 
 def cartpole() -> Callable[[], Any]:
@@ -80,42 +76,3 @@ def test_ppo_learns_cartpole() -> None:
             collector.update_policy_weights_(actor)
     assert mean_length(batches[:3]) < 40
     assert mean_length(batches[-3:]) > 80
-
-
-def test_dqn_learns_from_torchrls_buffer() -> None:
-    from torchrl.data import Categorical as CategoricalSpec
-    from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
-    from torchrl.modules import EGreedyModule, QValueActor
-    from torchrl.objectives import DQNLoss, SoftUpdate
-
-    torch.manual_seed(0)
-    spec = CategoricalSpec(2)
-    network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 2))
-    actor = QValueActor(network, in_keys=["observation"], spec=spec, action_space="categorical")
-    from tensordict.nn import TensorDictSequential
-
-    exploring = TensorDictSequential(actor, EGreedyModule(spec, eps_init=0.2, eps_end=0.2, annealing_num_steps=1))
-    loss_of = DQNLoss(actor, action_space="categorical", delay_value=True)
-    loss_of.make_value_estimator(gamma=0.99)
-    target = SoftUpdate(loss_of, tau=0.02)
-    optimizer = torch.optim.Adam(loss_of.parameters(), lr=2e-3)
-    buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20_000), batch_size=128)
-    batches: list[Any] = []
-    with sync_async_collector(
-        cartpole(), None, 1, 1, policy=exploring, frames_per_batch=256, total_frames=100 * 256,
-        init_random_frames=1000, post_collect_hook=lambda batch: batches.append(batch.clone()), replay_buffer=buffer,
-    ) as collector:  # fmt: skip
-        for nothing in collector:
-            assert nothing is None
-            if len(buffer) < 1000:
-                continue
-            for _ in range(16):
-                loss = loss_of(buffer.sample())["loss"]
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-                target.step()
-            collector.update_policy_weights_(exploring)
-    assert len(buffer) == 20_000
-    assert mean_length(batches[:3]) < 40
-    assert mean_length(batches[-15:]) > 60

@@ -13,11 +13,9 @@ import psutil
 import pytest
 import torch
 from tensordict import TensorDict
-from torch import nn
 
 from cormorant_compat.torchrl import (
     Collector,
-    FleetCollector,
     OffPolicyCollectorConfig,
     make_collector_offpolicy,
     make_collector_onpolicy,
@@ -26,12 +24,9 @@ from cormorant_compat.torchrl import (
 )
 from cormorant_compat.torchrl.plan import next_seed
 from cormorant_testing.check import Checker
-from cormorant_testing.collecting import make_job
-from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
+from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, constant, numbered
-from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
-from cormorant_worker.launch import make_collector as stand_alone
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
@@ -82,20 +77,6 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
             collector.update_policy_weights_(weights_dict={"policy": numbered(9), "critic": numbered(9)})
         assert collector.stats()["policy_version"] == 4
     collector.shutdown()
-
-
-@pytest.mark.slow
-def test_async_collector_gives_batches_as_they_come() -> None:
-    checker = Checker(job_seed=0, num_envs=3, options={"lengths": 4}, versions=False)
-    with sync_async_collector(make, {"lengths": 4}, 3, 2, frames_per_batch=30, total_frames=200) as collector:
-        shapes = []
-        for batch in collector:
-            shapes.append(tuple(batch.shape))
-            checker.take(batch)
-            assert batch.view(-1).shape == (batch.numel(),)
-    # The short one is asked for last, and may be ready before another collector's.
-    assert sorted(shapes) == [(3, 7)] + [(3, 10)] * 6
-    assert checker.frames == 201
 
 
 @pytest.mark.slow
@@ -153,55 +134,6 @@ def test_limits_resets_and_random_frames_are_as_asked() -> None:
     assert random[..., :7].all()
 
 
-@pytest.mark.slow
-def test_a_state_goes_on_bit_by_bit() -> None:
-    arguments: dict[str, Any] = {"frames_per_batch": 20, "total_frames": 100, "policy": Versioned(), **INLINE}
-
-    def start() -> FleetCollector:
-        return sync_sync_collector(make, {"lengths": (3, 4), "action": "box"}, 2, 2, **arguments)
-
-    with start() as collector:
-        collector.next()
-        collector.update_policy_weights_(numbered(1))
-        collector.next()
-        state = collector.state_dict()
-        assert list(state) == ["policy_state_dict", "frames", "iter", "fleet"]
-        assert (state["frames"], state["iter"]) == (40, 2)
-        rest = list(collector)
-    with start() as collector:
-        collector.load_state_dict(state)
-        again = list(collector)
-    assert len(again) == len(rest) == 3
-    for ours, theirs in zip(again, rest, strict=True):
-        # A trajectory id never comes twice, also not for the same frames.
-        known, fresh = (batch["collector"].pop("traj_ids") for batch in (theirs, ours))
-        assert not torch.isin(fresh, known).any()
-        assert (ours == theirs).all()
-
-
-@pytest.mark.slow
-def test_seeds_begin_anew_and_reproduce() -> None:
-    def idents(batch: Any) -> list[int]:
-        # The first number of an observation tells the environment's seed.
-        return batch["observation"][..., 0, 0].flatten().long().tolist()
-
-    with sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE) as collector:
-        # As TorchRL's chain has it after four environments.
-        assert collector.set_seed(0) == next_seed(0, 4) == 3018685293
-        first = collector.next()
-        assert collector.set_seed(0, static_seed=True) == 0
-        again = collector.next()
-        assert torch.equal(first["observation"], again["observation"])
-        assert torch.equal(first["action"], again["action"])
-        assert collector.set_seed(1) == next_seed(1, 4)
-        other = collector.next()
-    paths = [SeedPath(seed=seed, index=index) for seed in (0, 1) for index in (0, 1)]
-    expected = [seed % IDENT_MODULUS for path in paths for seed in path.env_seeds(2)]
-    assert idents(first) + idents(other) == expected
-    assert len(set(expected)) == 8
-    assert not torch.equal(first["action"], other["action"])
-
-
 @pytest.mark.parametrize("vectorization", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])
 def test_seed_rules_numpys_and_pythons_generators(vectorization: str) -> None:
     class Drawing(gymnasium.Env[Any, Any]):
@@ -217,7 +149,7 @@ def test_seed_rules_numpys_and_pythons_generators(vectorization: str) -> None:
     with sync_sync_collector(Drawing, None, 2, 2, frames_per_batch=12, vectorization=vectorization) as collector:
         as_made, found = collector.next(), []
         for seed in (0, 5, 5):
-            collector.set_seed(seed)
+            assert collector.set_seed(seed) == next_seed(seed, 4)
             found.append(collector.next()["observation"])
     assert torch.equal(found[0], as_made["observation"])
     assert torch.equal(found[1], found[2])
@@ -234,7 +166,7 @@ def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
     seen: list[Any] = []
     buffer = Kept()
     with sync_sync_collector(
-        make, {"lengths": 7}, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
+        make, {"lengths": (7, 3)}, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
         pre_collect_hook=lambda: seen.append("before"), post_collect_hook=lambda batch: seen.append(batch.shape),
         postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
     ) as collector:  # fmt: skip
@@ -242,21 +174,11 @@ def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
     assert seen == ["before", (2, 5)] * 3
     assert len(buffer) == 30
     assert all(frame["twice"] == 2 * frame["next", "reward"] for frame in buffer)
-    # Batches of five steps, episodes of seven.
+    # Batches of five steps, episodes of seven and of three.
     for flag, at in (("truncated", {4}), ("done", {4}), ("terminated", set())):
         assert {n for n, frame in enumerate(buffer[:5]) if frame["next", flag]} == at
-    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "truncated"]} == {4}
-    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "terminated"]} == {1}
-
-
-@pytest.mark.slow
-def test_the_last_frame_is_truncated_unless_it_terminated() -> None:
-    arguments: dict[str, Any] = {"frames_per_batch": 5, "total_frames": 10, "set_truncated": True}
-    with sync_async_collector(make, {"lengths": 5}, 1, 1, **arguments) as collector:
-        for batch in collector:
-            assert batch["next", "done"].flatten().tolist() == [False] * 4 + [True]
-            assert batch["next", "terminated"].flatten().tolist() == [False] * 4 + [True]
-            assert not batch["next", "truncated"].any()
+    assert not any(frame["next", "truncated"] for frame in buffer[10:15])
+    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "terminated"]} == {1, 4}
 
 
 @pytest.mark.slow
@@ -346,41 +268,6 @@ def test_batches_are_pinned_where_there_is_a_device() -> None:
     with sync_sync_collector(make, None, 1, 1, frames_per_batch=8, total_frames=8, pin_memory=True) as collector:
         (batch,) = list(collector)
     assert batch["observation"].is_pinned()
-
-
-@pytest.mark.slow
-@needs_torchrl
-@pytest.mark.filterwarnings("ignore")
-def test_torchrls_environments_and_modules_are_collected() -> None:
-    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
-    from torchrl.data import LazyTensorStorage, ReplayBuffer
-    from torchrl.modules import OneHotCategorical
-
-    def make_env() -> Any:
-        from torchrl.envs import GymEnv, StepCounter, TransformedEnv
-
-        return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=30))
-
-    policy = ProbabilisticTensorDictSequential(
-        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
-        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=OneHotCategorical),
-    )
-    buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
-    with sync_sync_collector(
-        make_env, None, 2, 1, policy=policy, frames_per_batch=200, total_frames=200, **INLINE
-    ) as collector:
-        (batch,) = list(collector)
-    assert batch.shape == (2, 100)
-    assert batch["action"].shape == (2, 100, 2)
-    assert (batch["action"].sum(-1) == 1).all()
-    assert batch["logits"].shape == (2, 100, 2)
-    done = batch["next", "done"].squeeze(-1)
-    begins = torch.cat([torch.ones(2, 1, dtype=torch.bool), done[:, :-1]], dim=1)
-    assert torch.equal(batch["step_count"].squeeze(-1) == 0, begins)
-    following = batch["observation"][:, 1:][~done[:, :-1]]
-    torch.testing.assert_close(batch["next", "observation"][:, :-1][~done[:, :-1]], following, rtol=0, atol=0)
-    buffer.extend(batch.reshape(-1))
-    assert buffer.sample(32).shape == (32,)
 
 
 def serial_envs() -> Any:
@@ -489,17 +376,6 @@ def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> Non
 
 
 @pytest.mark.slow
-def test_weights_reach_named_collectors_only() -> None:
-    arguments: dict[str, Any] = {"policy": Versioned(), "frames_per_batch": 8, **INLINE}
-    with sync_sync_collector(make, {"action": "box"}, 1, 2, **arguments) as collector:
-        collector.next()
-        collector.update_policy_weights_(numbered(1), worker_ids=[1])
-        batch = collector.next()
-        assert batch["collector", "policy_version"].tolist() == [[0] * 4, [1] * 4]
-        assert batch["action"][..., 0].tolist() == [[0] * 4, [1] * 4]
-
-
-@pytest.mark.slow
 def test_each_collectors_batches_come_on_its_storing_device() -> None:
     arguments: dict[str, Any] = {"frames_per_batch": 4, "device": ["cpu", "cpu"], "policy_device": "cpu", **INLINE}
     with sync_async_collector(make, None, 1, 2, storing_device=["cpu", "meta"], **arguments) as collector:
@@ -508,20 +384,3 @@ def test_each_collectors_batches_come_on_its_storing_device() -> None:
     with sync_sync_collector(make, None, 1, 2, storing_device="meta", **arguments) as collector:
         batch = collector.next()
         assert (batch["observation"].device.type, batch.shape) == ("meta", (2, 2))
-
-
-@needs_torchrl
-def test_torchrl_samples_trajectories_of_each_variant() -> None:
-    from torchrl import data as rb
-
-    variants = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
-    with stand_alone(make_job(num_envs=2, variants=variants)) as collector:
-        batch = collector.collect(num_steps=42)
-    sampler = rb.SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"), strict_length=True)
-    buffer = rb.ReplayBuffer(storage=rb.LazyTensorStorage(42), sampler=sampler, batch_size=12)
-    buffer.extend(batch.reshape(-1))
-    sample = buffer.sample()
-    tasks, ids = (sample["collector", name].reshape(-1, 3) for name in ("task_id", "traj_ids"))
-    assert (tasks == tasks[:, :1]).all()
-    assert (ids == ids[:, :1]).all()
-    assert set(buffer[:]["collector", "task_id"].tolist()) == {0, 1}

@@ -3,11 +3,13 @@
 import ast
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
@@ -16,8 +18,7 @@ from torch import nn
 from cormorant_compat.tianshou import AsyncCollector, Collector, CollectStats, LatestBatch
 from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
-from cormorant_testing.coin import LONG, tossers
-from cormorant_testing.envs import CountingEnv, Oracle
+from cormorant_testing.envs import CountingEnv
 from cormorant_testing.recurrent import Counter
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, PolicyError
@@ -38,10 +39,6 @@ def step_mod_5(observation: torch.Tensor) -> torch.Tensor:
 
 def latest(collector: Collector) -> TensorDict:
     return collector.buffer.tensordict
-
-
-def oracles(num_envs: int, **options: Any) -> list[Oracle]:
-    return [Oracle(seed=seed, **options) for seed in SeedPath(seed=SEED, index=0).env_seeds(num_envs)]
 
 
 @given(num_envs=st.integers(1, 4), lengths=LENGTHS, sizes=st.lists(st.integers(1, 40), min_size=1, max_size=4))
@@ -126,15 +123,6 @@ def test_statistics_are_printed_as_tianshou_prints_them(capsys: pytest.CaptureFi
     assert stats.returns_stat is not None
     stats.returns_stat.pprint_asdict()
     assert capsys.readouterr().out == stats.returns_stat.pprints_asdict() + "\n"
-
-
-def test_short_episodes_are_not_favored() -> None:
-    # Tianshou's own collector takes three quarters short ones here: tests/peers shows it.
-    collector = Collector(None, tossers(), seed=3)
-    lengths = np.concatenate([collector.collect(n_episode=40).lens for _ in range(20)])
-    share = (lengths == 1).mean()
-    assert set(lengths) == {1, LONG}
-    assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(len(lengths))
 
 
 def test_hidden_states_reset_with_episodes_and_span_calls() -> None:
@@ -243,24 +231,14 @@ def test_exploration_noise_may_be_zero_one_or_numpys(noise: Any) -> None:
         assert make(exploration_noise=noise).collect(n_step=6).n_collected_steps == 6
 
 
-class Informed(CountingEnv):
-    """Its info tells the step, and in a nested dict twice the step."""
-
-    def step(self, action: Any) -> Any:
-        obs, reward, terminated, truncated, _ = super().step(action)
-        return obs, reward, terminated, truncated, {"at": int(obs[2]), "deep": {"twice": 2.0 * obs[2]}}
-
-
 def test_declared_info_is_stored_with_every_frame() -> None:
-    collector = Collector(
-        step_mod_5, [Informed(lengths=3) for _ in range(2)], LatestBatch(), info=["at", {"key": "deep.twice"}]
-    )
+    collector = make(2, env={"lengths": 3}, info=["step", {"key": "nested.echo"}])
     collector.collect(n_step=8)
     info = latest(collector)["next", "info"]
-    assert torch.equal(info["at"], latest(collector)["next", "observation"][..., 2].long())
-    assert torch.equal(info["deep.twice"], 2.0 * info["at"])
+    assert torch.equal(info["step"], latest(collector)["next", "observation"][..., 2].long())
+    assert torch.equal(info["nested.echo"], latest(collector)["action"].double())
     with pytest.raises(EnvBuildError, match="nothing_there is in the info of neither"):
-        Collector(step_mod_5, [Informed(lengths=3)], info=["nothing_there"])
+        make(info=["nothing_there"])
 
 
 class Lazy(nn.Module):
@@ -400,6 +378,18 @@ def test_fewer_episodes_than_environments_are_played_by_the_first() -> None:
     collector = make(3, env={"lengths": (4,)})
     assert collector.collect(n_episode=2).lens.tolist() == [4, 4]
     assert latest(collector)["collector", "mask"].sum(1).tolist() == [4, 4, 0]
+
+
+@pytest.mark.parametrize("mode", AutoresetMode)
+@pytest.mark.parametrize("amount", [{"n_step": 30}, {"n_episode": 4}], ids=str)
+def test_a_vector_environment_gives_the_frames_of_single_ones(mode: AutoresetMode, amount: Mapping[str, int]) -> None:
+    makers = [partial(CountingEnv, lengths=(2, 5, 3))] * 3
+    found = []
+    for env in (SyncVectorEnv(makers, autoreset_mode=mode), [make() for make in makers]):
+        with Collector(step_mod_5, env, LatestBatch(), seed=SEED) as collector:
+            collector.collect(**amount)
+            found.append(latest(collector))
+    assert (found[0] == found[1]).all()
 
 
 def test_a_policy_is_tried_with_as_many_rows_as_there_are() -> None:

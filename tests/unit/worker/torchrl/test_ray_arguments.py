@@ -163,11 +163,7 @@ def test_paths_of_attributes_are_followed_called_and_refused() -> None:
 def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | None = None) -> TensorDict:
     number = torch.arange(torch.tensor(ids).numel()).reshape(len(ids), -1) + 1
     batch = TensorDict(
-        {
-            "n": number,
-            "next": {"done": torch.tensor(ends).unsqueeze(-1)},
-            "collector": {"traj_ids": torch.tensor(ids)},
-        },
+        {"n": number, "next": {"done": torch.tensor(ends).unsqueeze(-1)}, "collector": {"traj_ids": torch.tensor(ids)}},
         batch_size=number.shape,
     )
     if lengths is not None:
