@@ -140,7 +140,9 @@ def test_an_argument_of_a_wrong_type_is_refused_by_name(call: str, argument: str
     assert "\n" not in said
 
 
-@pytest.mark.parametrize("asked", [{}, {"num_steps": "5"}, {"num_steps": 5.0}, {"num_steps": 1, "num_episodes": 1}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"num_steps": "5"}, {"num_steps": 5.0}, {"num_steps": 0}, {"num_steps": 1, "num_episodes": 1}]
+)
 def test_a_collector_takes_one_number(asked: Any) -> None:
     with (
         cormorant.make_collector(env="CartPole-v1", num_envs=1) as collector,

@@ -41,21 +41,6 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
     return checker
 
 
-@given(env_groups=st.integers(1, 2), lengths=LENGTHS, sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5))
-@settings(max_examples=20)
-def test_policies_without_states_see_which_frames_are_first(
-    env_groups: int, lengths: list[int], sizes: list[int]
-) -> None:
-    collector = make_collector(env_groups=env_groups, policy="init_seer", lengths=lengths)
-    steps: dict[int, int] = {}
-    for size in sizes:
-        batch = collector.collect(num_steps=size)
-        frames = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
-        for traj_id, seen in zip(batch["collector", "traj_ids"][frames].tolist(), batch["seen"][frames], strict=True):
-            steps[traj_id] = steps.get(traj_id, -1) + 1
-            assert bool(seen) == (steps[traj_id] == 0)
-
-
 @given(
     num_envs=st.integers(1, 5),
     env_groups=st.integers(1, 2),
@@ -179,21 +164,8 @@ def test_batches_have_the_names_and_keys_of_torchrl() -> None:
         ("collector", "traj_ids"), ("collector", "policy_version"),
     }  # fmt: skip
     assert tuple(batch["next", "reward"].shape) == (3, 4, 1)
-
-
-def test_a_short_last_row_is_masked() -> None:
-    collector = make_collector(lengths=100)
-    checker = make_checker(lengths=100)
-    batch = collector.collect(num_steps=7)
-    assert checker.take(batch) == 7
-    assert batch["collector", "mask"].sum(1).tolist() == [3, 2, 2]
-    assert checker.take(collector.collect(num_steps=2)) == 2
-
-
-@pytest.mark.parametrize("arguments", [{}, {"num_steps": 3, "num_episodes": 3}, {"num_steps": -1}])
-def test_collect_takes_exactly_one_of_steps_and_episodes(arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match="give exactly one of them"):
-        make_collector().collect(**arguments)
+    assert torch.equal(batch["doubled"], batch["observation"][..., 2] * 2)
+    assert torch.equal(batch["extra", "twin"], batch["observation"][..., :2])
 
 
 def test_finished_episodes_are_told_with_their_returns() -> None:
@@ -227,10 +199,7 @@ class Narrow(CountingEnv):
         return self._counts.step
 
 
-@pytest.mark.parametrize(
-    ("action", "words"),
-    [(None, ""), (4, ""), (5, r"is 5 .*outside"), (257, "is int64 with 257")],
-)
+@pytest.mark.parametrize(("action", "words"), [(None, ""), (4, ""), (5, r"is 5 .*outside"), (257, "is int64 with 257")])
 def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> None:
     env = InlineVectorEnv(MadeEnvs([Narrow] * 3), seeds=[1, 2, 3])
     space = env.action_space

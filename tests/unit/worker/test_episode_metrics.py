@@ -78,32 +78,23 @@ def test_a_metric_that_a_state_does_not_know_is_nan_until_episodes_end() -> None
     assert not np.isnan(found.metrics["success"]).any()
 
 
-def test_nan_is_kept() -> None:
-    info = [{"key": "absent", "dtype": "float32", "shape": []}]
-    metrics = [{"name": f"by_{how}", "key": "absent", "reduce": how} for how in ("last", "sum", "mean", "max", "any")]
-    with counting(metrics, info=info) as collector:
-        found = [collector.fill(Block(collector.layout(10)), 30).episodes.metrics for _ in range(2)]
-    assert all(np.isnan(values).all() and len(values) for batch in found for values in batch.values())
-
-
-def test_any_is_one_where_a_negative_number_was() -> None:
-    with counting(
-        [{"name": "hit", "key": "never", "reduce": "any"}, {"name": "most", "key": "never", "reduce": "max"}]
-    ) as collector:
-        found = collector.fill(Block(collector.layout(10)), 30).episodes.metrics
-    assert set(found["hit"]) == {1.0}
-    assert set(found["most"]) == {-1.0}
-
-
-def test_any_is_one_at_the_lowest_integer() -> None:
-    leaf = Leaf(key=("info", "hit"), shape=(), dtype=np.dtype(np.int8))
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (np.float32, [np.nan, 1.0], {"last": 1.0, "sum": np.nan, "mean": np.nan, "max": np.nan, "any": np.nan}),
+        (np.int8, [-1, 0], {"last": 0.0, "sum": -1.0, "mean": -0.5, "max": 0.0, "any": 1.0}),
+        (np.int8, [-128, 0], {"last": 0.0, "sum": -128.0, "mean": -64.0, "max": 0.0, "any": 1.0}),
+    ],
+)
+def test_values_are_reduced_to_one_number(dtype: Any, values: list[float], expected: dict[str, float]) -> None:
+    leaf = Leaf(key=("info", "hit"), shape=(), dtype=np.dtype(dtype))
     box = Leaf(key=("observation",), shape=(1,), dtype=np.dtype(np.float32))
-    block = Block(Layout(num_rows=1, num_envs=1, observation=(box,), action=(), info=(leaf,)))
-    block.begin(1)
-    block.lengths[:], block.info[0][:] = 1, -128
-    metrics = EpisodeMetrics([EpisodeMetric(name="hit", key="hit", reduce="any")], (leaf,), 1)
-    found = metrics.of(block, np.array([0]), np.array([0]), lengths=np.array([1]))
-    assert found == {"hit": [1.0]}
+    block = Block(Layout(num_rows=2, num_envs=1, observation=(box,), action=(), info=(leaf,)))
+    block.begin(2)
+    block.lengths[:], block.info[0][:, 0] = 2, values
+    metrics = EpisodeMetrics([EpisodeMetric(name=how, key="hit", reduce=how) for how in expected], (leaf,), 1)
+    found = metrics.of(block, np.array([1]), np.array([0]), lengths=np.array([2]))
+    assert {how: value for how, (value,) in found.items()} == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from cormorant_contract.policy import Policy, RandomPolicy
 from cormorant_testing.collecting import make_job
-from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
@@ -57,3 +57,21 @@ class FakeConnection:
 
     def flush(self) -> tuple[()]:
         return ()
+
+
+def test_listeners_hear_events_in_order_and_harm_nothing() -> None:
+    events, heard = Events(), list[FleetEvent]()
+
+    def fail(event: FleetEvent) -> None:
+        raise RuntimeError("a listener of this test fails")
+
+    events.subscribe(fail)
+    end = events.subscribe(heard.append)
+    for kind in ("paused", "resumed"):
+        events.note(kind)
+    events.tell()
+    end()
+    end()
+    events.note("paused")
+    events.tell()
+    assert [event.kind for event in heard] == ["paused", "resumed"]

@@ -27,35 +27,6 @@ from cormorant_worker.spaces import leaves
 NUM_SAMPLES = 20_000
 
 
-@pytest.mark.parametrize("policy", ["plain", "tensordict_module"])
-def test_callables_and_tensordict_modules_act_on_what_is_stored(policy: str) -> None:
-    collector, checker = make_collector(policy=policy, lengths=9), make_checker(lengths=9)
-    batch = collector.collect(num_steps=20)
-    checker.take(batch)
-    mask = batch["collector", "mask"]
-    assert (batch["action"][mask] == (batch["observation"][..., 2].long() % 5)[mask]).all()
-
-
-def test_a_torch_module_acts_on_what_is_stored() -> None:
-    collector, checker = make_collector(policy="linear", lengths=9), make_checker(lengths=9)
-    batch = collector.collect(num_steps=21)
-    checker.take(batch)
-    layer = collector.actor.models.acting.layer
-    assert torch.equal(layer(batch["observation"]).argmax(-1), batch["action"])
-
-
-def test_several_modules_take_weights_and_one_acts() -> None:
-    collector = make_collector(policy="several", action="box")
-    assert set(collector.weights.specs) == {"policy", "critic"}
-    make_checker(action="box", acts_by_version=True).take(collector.collect(num_steps=9))
-
-
-def test_further_outputs_are_stored_where_they_were_computed() -> None:
-    batch = make_collector(policy="with_outputs", lengths=(3, 4)).collect(num_steps=21)
-    assert torch.equal(batch["doubled"], batch["observation"][..., 2] * 2)
-    assert torch.equal(batch["extra", "twin"], batch["observation"][..., :2])
-
-
 @pytest.mark.parametrize(
     ("policy", "error", "words"),
     [

@@ -1,14 +1,11 @@
 """Slots go through their states along one table, and which of them are wanted follows the manifest's groups."""
 
-from itertools import product
-from typing import Any
-
 import pytest
 
 from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
 from cormorant_worker.errors import FleetError, LastWorker
-from cormorant_worker.fleet.slot import TRANSITIONS, Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 
 S = SlotState
@@ -18,31 +15,6 @@ def make_slots(wanted: int = 1) -> Slots:
     slots = Slots(make_job(), {})
     slots.resize(wanted)
     return slots
-
-
-def bring(slots: Slots, slot: Slot, state: SlotState) -> None:
-    """The shortest way into a state."""
-    ways: dict[SlotState, Any] = {
-        S.VACANT: (), S.STARTING: (S.STARTING,), S.BUILDING: (S.STARTING, S.BUILDING),
-        S.READY: (S.STARTING, S.BUILDING, S.READY), S.WORKING: (S.STARTING, S.BUILDING, S.READY, S.WORKING),
-        S.LEAVING: (S.STARTING, S.BUILDING, S.LEAVING), S.FINISHING: (S.STARTING, S.BUILDING, S.FINISHING),
-        S.GONE: (S.STARTING, S.BUILDING, S.GONE),
-    }  # fmt: skip
-    for step in ways[state]:
-        slots.move(slot, step)
-
-
-@pytest.mark.parametrize(("before", "after"), [(a, b) for a, b in product(S, S) if a is not S.RETIRED])
-def test_a_slot_moves_along_the_table_alone(before: SlotState, after: SlotState) -> None:
-    slots = make_slots()
-    (slot,) = slots.wanted
-    bring(slots, slot, before)
-    if after in TRANSITIONS[before]:
-        slots.move(slot, after)
-        assert (slot.state, slots.count(after), slots.count(*set(S) - {after})) == (after, 1, 0)
-    else:
-        with pytest.raises(FleetError, match=f"cannot become {after.name} while it is {before.name}"):
-            slots.move(slot, after)
 
 
 def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
@@ -67,7 +39,9 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
 def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> None:
     slots = make_slots(3)
     first, second, third = slots.wanted
-    bring(slots, second, S.STARTING)
+    slots.move(second, S.STARTING)
+    with pytest.raises(FleetError, match="cpu-1 cannot become WORKING while it is STARTING"):
+        slots.move(second, S.WORKING)
     assert slots.resize({"cpu": [0]}) == [second, third]
     assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.STARTING, S.RETIRED]
     slots.vacate(second)

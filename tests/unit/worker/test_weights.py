@@ -3,8 +3,7 @@ import threading
 import pytest
 import torch
 
-from cormorant_testing.collecting import make_checker, make_collector
-from cormorant_testing.policies import numbered
+from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsMismatch
 from cormorant_worker.weights.blob import in_models
@@ -68,18 +67,6 @@ def test_newest_offer_wins_and_keeps_models_it_does_not_name() -> None:
     assert (modules["m1"].bias == 1.0).all()
     with pytest.raises(StaleWeights, match="version 5 is not newer than 5"):
         slot.offer({"policy": filled(modules["policy"], 9.0)}, version=5)
-
-
-def test_weights_act_from_the_next_batch_and_are_stamped() -> None:
-    collector = make_collector(policy="versioned", action="box", lengths=3)
-    checker = make_checker(action="box", lengths=3, acts_by_version=True)
-    for version in (0, 1, 2, 7):
-        if version:
-            collector.weights.offer({"policy": numbered(version)}, version=version)
-        for _ in range(2):
-            batch = collector.collect(num_steps=9)
-            assert checker.take(batch) == 9
-            assert batch["collector", "policy_version"].unique().tolist() == [version]
 
 
 def test_the_offered_tensors_belong_to_the_slot_once_applied() -> None:
