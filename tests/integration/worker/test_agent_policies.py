@@ -21,7 +21,6 @@ from cormorant_worker.sinks.reader import read_dataset
 from manifest_making import Document, manifest
 
 NUMBERED = POLICIES["red"]
-PINNED = {**POLICIES, "blue": {"model": "red", "version": 2}}
 
 
 def job(*, agents: Document | None = None, env: Document | None = None, **collection: Any) -> Document:
@@ -34,22 +33,7 @@ def sampling(window: int, latest_ratio: float) -> Document:
     return {**POLICIES, "blue": {"model": "red", "sample": {"window": window, "latestRatio": latest_ratio}}}
 
 
-def test_each_group_acts_with_its_own_policy() -> None:
-    check = Check()
-    with make_collector(job()) as collector:
-        for version in range(1, 9):
-            batch = collector.collect(num_steps=60)
-            check.take(batch)
-            assert (batch["collector", "red", "policy_version"] == version - 1).all()
-            assert (batch["collector", "gray", "policy_version"] == -1).all()
-            assert batch["red", "action_log_prob"].shape == (4, 15, 2)
-            assert set(batch["gray", "action"].unique().tolist()) == {0, 1}
-            collector.weights.offer({"red": weights(version)}, version=version)
-    assert set(check.played.values()) == set(range(8))
-    assert batch.keys() == {"red", "blue", "gray", "next", "collector"}
-
-
-@pytest.mark.parametrize(("window", "ratio"), [(1, 0.0), (4, 0.0), (4, 0.5), (64, 1.0)])
+@pytest.mark.parametrize(("window", "ratio"), [(1, 0.0), (4, 0.5), (64, 1.0)])
 def test_draws_have_the_shares_of_the_manifest(window: int, ratio: float) -> None:
     check = Check()
     with make_collector(job(agents=sampling(window, ratio), env={"numEnvs": 16}, framesPerBatch=64)) as collector:
@@ -83,57 +67,6 @@ def test_a_version_in_play_outlives_its_window() -> None:
     assert set(history) == {11, 12}
 
 
-def test_a_pinned_version_follows_up_to_its_number() -> None:
-    check, played = Check(drawn=()), []
-    with make_collector(job(agents=PINNED)) as collector:
-        for version in (1, 3, 4):
-            batch = collector.collect(num_steps=60)
-            check.take(batch)
-            played.append(batch["collector", "blue", "policy_version"].unique().tolist())
-            collector.weights.offer({"red": weights(version)}, version=version)
-        check.take(collector.collect(num_steps=60))
-    assert played == [[0], [1], [1]]
-
-
-def test_models_are_published_one_by_one() -> None:
-    check = Check(drawn=())
-    with make_collector(job(agents={**POLICIES, "blue": NUMBERED})) as collector:
-        collector.weights.offer({"red": weights(1)}, version=1)
-        collector.weights.offer({"blue": weights(2)}, version=2)
-        batch = collector.collect(num_steps=60)
-        check.take(batch)
-        found = [batch["collector", group, "policy_version"].unique().tolist() for group in ("red", "blue")]
-    assert found == [[1], [2]]
-
-
-@pytest.mark.parametrize(
-    ("env", "collection"),
-    [
-        ({"vectorization": "subprocess"}, {}),
-        ({}, {"resetAtEachBatch": True}),
-        ({"kwargs": {"length": 100}}, {"maxFramesPerTrajectory": 7}),
-    ],
-)
-def test_every_trajectory_draws(env: Document, collection: Document) -> None:
-    check = Check()
-    with make_collector(job(agents=sampling(4, 0.0), env=env, **collection)) as collector:
-        for version in range(1, 9):
-            check.take(collector.collect(num_steps=61))  # columns of two lengths
-            collector.weights.offer({"red": weights(version)}, version=version)
-    drawn = list(check.played.values())
-    assert len(drawn) > 30
-    assert len(set(drawn)) > 5
-
-
-def test_random_frames_have_no_version() -> None:
-    check = Check()
-    with make_collector(job(initRandomFrames=60)) as collector:
-        random = collector.collect(num_steps=60)["collector"]
-        assert all((random[group, "policy_version"] == -1).all() for group in ("red", "blue"))
-        check.take(collector.collect(num_steps=60))
-    assert set(check.played.values()) == {0}
-
-
 def test_a_restored_collector_draws_the_same() -> None:
     check, played = Check(), []
     same = job(agents=sampling(8, 0.2), env={"kwargs": {"lengths": 1}})
@@ -153,19 +86,6 @@ def test_a_restored_collector_draws_the_same() -> None:
         collector.weights.offer({"red": weights(8)}, version=8)
         collector.restore(saved, first_trajectory=1 << 40)
         check.take(collector.collect(num_steps=120))
-
-
-def test_states_of_recurrent_policies_lie_below_their_group() -> None:
-    lstm = {"entrypoint": "cormorant.policies:lstm", "kwargs": {"hidden": 8}}
-    with make_collector(job(agents={"red": lstm, "blue": {"model": "red"}, "gray": {"random": {}}})) as collector:
-        before, batch = collector.collect(num_steps=60), collector.collect(num_steps=60)
-    states = [key for key in batch.keys(True, True) if key[0] == "red" and batch[key].shape[2:] == (2, 8)]
-    assert len(states) == 2
-    for key in states:
-        goes_on = ~before["next", "done"][:, -1, 0]
-        assert torch.equal(batch[key][goes_on, 0], before["next", *key][goes_on, -1])
-        assert batch[key].any()
-        assert not batch[key][batch["is_init"].squeeze(-1)].any()
 
 
 def test_a_dataset_has_the_versions(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import envpool
 import numpy as np
 import pytest
 import torch
-from pettingzoo.test import api_test, parallel_api_test
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
@@ -29,10 +28,6 @@ def job(*, num_envs: int = 3, collection: Document | None = None, **env: Any) ->
     document = manifest("skirmish", env={"pettingzoo": block})
     document["spec"]["collection"] = {"framesPerBatch": 60, "seed": 3, **(collection or {})}
     return document
-
-
-def test_the_environment_of_these_tests_is_pettingzoos() -> None:
-    parallel_api_test(Skirmish(returns=0.0, present=1.0), num_cycles=200)  # it knows of none that come later
 
 
 class TestFrames:
@@ -192,10 +187,7 @@ class TestBadInput:
         ("what", "sentence"),
         [
             ("unknown", r"has the agent green_0, which possible_agents does not have"),
-            (
-                "unseen",
-                r"returned no observation of \w+_\d, which is in its agents; return one, or take it out",
-            ),
+            ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
         ],
     )
     def test_agents_that_do_not_appear_are_named(self, what: str, sentence: str) -> None:
@@ -258,10 +250,6 @@ class TestTurns:
                     while env.agents:
                         env.step(None)
             assert len(acted) == 4
-
-    @pytest.mark.filterwarnings("ignore::UserWarning")  # it has no render, and Dict observations
-    def test_the_environment_of_these_tests_is_pettingzoos(self) -> None:
-        api_test(Rounds(), num_cycles=200)
 
 
 class TestEnvPool:

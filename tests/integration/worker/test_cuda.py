@@ -9,10 +9,7 @@ from cormorant.policies import mlp
 from cormorant_worker.policy.actor import Staging
 from manifest_making import collector_job
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device")]
 
 
 def job(*, device: str = "cpu", entrypoint: str = "mlp", task: str = "CartPole-v1", exploration: str = "mode") -> dict:

@@ -17,13 +17,11 @@ import torch
 from cormorant import evaluate, load_job
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
-from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
 from cormorant_testing.scripts import until
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
-from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.run_evaluation import evaluation_job, run_evaluation
 
@@ -123,7 +121,7 @@ def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path
         num_envs=3, dataset=str(tmp_path), failures=[{"how": "slow", "at": "init", "seconds": 1.2}],
         collection={"framesPerBatch": 3, "episodes": {"count": 3}},
     )  # fmt: skip
-    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+    with make_fleet(job, workers=1, hang_timeout_s=2.0) as fleet:
         assert fleet.wait_until_done(60)
         assert fleet.stats().restarts == 0
 
@@ -144,10 +142,10 @@ def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) -> None:
-    with WorkerFleet(make_job(), FleetOptions(workers=1)) as fleet:
+    with make_fleet(make_job(), workers=1) as fleet:
         state = fleet.state()
     job = evaluation_job(slow(), str(tmp_path), episodes=40)
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         with pytest.raises(WeightsError, match="an evaluation plays the weights that it began with"):
             fleet.publish({"weight": torch.zeros(1)})
         for change in (fleet.state, lambda: fleet.restore(state), lambda: fleet.seed(4)):

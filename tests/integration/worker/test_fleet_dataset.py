@@ -1,9 +1,7 @@
 """A local fleet with a dataset: what is durable is exact, whoever is killed."""
 
 import os
-import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,9 @@ from torch.nn.utils.rnn import pad_sequence
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.datasets import iter_frames
+from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import DatasetMismatch
-from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
@@ -57,63 +54,31 @@ def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
         )
 
     delivered = make_checker(2, **OPTIONS)
-    with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
+    with make_fleet(job(330), workers=1) as fleet:
         for batch in LocalFleet(fleet).batches():
             delivered.take(batch)
         assert fleet.is_done
     assert check_all(uri, **OPTIONS).frames == delivered.frames == 330
     # The same again: there is nothing left to do.
-    with WorkerFleet(job(330), FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job(330), workers=1) as (fleet, reader):
         assert reader.next_batch() is None
         assert fleet.stats().stepped_frames == 0
     # More: another attempt adds the rest, with ids and seeds of its own.
-    with WorkerFleet(job(500), FleetOptions(workers=1)) as fleet:
+    with make_fleet(job(500), workers=1) as fleet:
         sizes = [batch["collector", "traj_ids"].numel() for batch in LocalFleet(fleet).batches()]
     assert sum(sizes) == 170
     checker = check_all(uri, **OPTIONS)
     assert checker.frames == 500
     assert len(checker.attempts) == 2
     with pytest.raises(DatasetMismatch):
-        WorkerFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seal_after_s", [0.0, 10.0], ids=["every-batch", "every-10-s"])
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str, seal_after_s: float) -> None:
-    uri, chance = str(tmp_path / "data"), random.Random(5)
-    job = make_job(
-        num_envs=2,
-        policy="counter",
-        dataset=uri,
-        collection={"mode": mode, "totalFrames": 3000},
-        step_s=0.002,
-        run_policy={"maxRestartsPerSlot": 20},
-        **OPTIONS,
-    )
-    with WorkerFleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
-        for _ in range(3):
-            time.sleep(chance.uniform(0.2, 1.0))
-            workers = fleet.stats().workers
-            if workers:
-                os.kill(chance.choice(workers).pid, signal.SIGKILL)
-        assert fleet.wait_until_done(100)
-        stats = fleet.stats()
-        assert stats.frames == 3000
-        assert stats.restarts >= 1
-        assert stats.stepped_frames == 3000 + stats.dropped.get("crash", 0)
-    # A dead worker's frames are durable up to its last sealed shard; all others were collected again.
-    checker = check_all(uri, gaps=True, **OPTIONS)
-    assert checker.frames == 3000
+        make_fleet(make_job(num_envs=2, dataset=uri, observation="discrete"), workers=1)
 
 
 def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> None:
     job = make_job(
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         reader.next_batch(timeout=60)
         (tmp_path / "cpu-0-1").mkdir()  # the first replacement's part
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
@@ -131,8 +96,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         num_envs=2, policy="counter", dataset=str(tmp_path), queue={"capacityBatches": 1},
         collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
     )  # fmt: skip
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         until(lambda: existing_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
         sealed = existing_dataset(str(tmp_path)).frames
@@ -153,8 +117,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
     job = make_job(
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
-    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2) as (fleet, reader):
         for _ in range(3):
             reader.next_batch()
         saved = fleet.state()
@@ -164,7 +127,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
             fleet.restore(saved)
             assert sum(batch.numel() for batch in reader.batches()) > 0
     if is_new:
-        with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+        with make_fleet(job, workers=2) as fleet:
             fleet.restore(saved)
             assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) > 0
     report = verify(str(tmp_path))
@@ -194,17 +157,16 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
             **OPTIONS,
         )  # fmt: skip
 
-    with WorkerFleet(job("whole"), FleetOptions(workers=1)) as fleet:
+    with make_fleet(job("whole"), workers=1) as fleet:
         assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 400
         assert fleet.wait_until_done(30)
-    with WorkerFleet(job("halves"), FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job("halves"), workers=1) as (fleet, reader):
         for _ in range(3):
             reader.next_batch()
         fleet.pause()
         saved, collected = fleet.state(), fleet.stats().stepped_frames
     assert collected < 400
-    with WorkerFleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
+    with make_fleet(job("halves"), workers=1, starts_paused=True) as fleet:
         assert fleet.found_frames == collected
         fleet.restore(saved)
         fleet.resume()
@@ -224,7 +186,7 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
 def test_workers_write_without_pandas(tmp_path: Path) -> None:
     """pyarrow imports it for `pa.array`, where it is installed: most of a second of each worker's first batch."""
     job = make_job(num_envs=2, dataset=str(tmp_path), queue={"capacityBatches": 1}, **OPTIONS)
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         until(lambda: existing_dataset(str(tmp_path)).frames > 0)
         (worker,) = fleet.stats().workers
         mapped = Path(f"/proc/{worker.pid}/maps").read_text()

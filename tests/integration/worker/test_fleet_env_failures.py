@@ -5,19 +5,17 @@ from pathlib import Path
 import pytest
 
 from cormorant_testing.collecting import make_job
+from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import EnvCrashed, WorkerFailed
 from cormorant_worker.fleet.counters import EnvFailures
-from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.runtime import describe_failure
 
 
 def test_environments_that_can_never_step_end_the_fleet_at_once() -> None:
     job = make_job(num_envs=2, failures=[{"step": 1, "words": "no display"}])
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         with pytest.raises(WorkerFailed, match=r"raised ValueError: no display.*without completing a step") as caught:
             reader.next_batch(timeout=60)
         assert "\n" not in str(caught.value)
@@ -38,7 +36,7 @@ def test_crash_of_all_environments_is_not_final_after_frames(tmp_path) -> None:
         {"step": 1, "flag": str(tmp_path / "rest"), "skip": 1, "times": 7},
     ]
     job = make_job(num_envs=1, failures=failures, lengths=10, collection={"framesPerBatch": 10, "totalFrames": 200})
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 200
         assert fleet.stats().restarts == 2
 
@@ -51,7 +49,7 @@ def test_a_worker_that_fails_loses_one_batch(tmp_path: Path) -> None:
     ]
     collection = {"framesPerBatch": 10, "totalFrames": 100}
     job = make_job(num_envs=1, failures=failures, lengths=10, collection=collection, dataset=str(tmp_path / "frames"))
-    with WorkerFleet(job, FleetOptions(workers=1, seal_after_s=3600.0)) as fleet:
+    with make_fleet(job, workers=1, seal_after_s=3600.0) as fleet:
         assert fleet.wait_until_done(60)
         stats = fleet.stats()
     assert (stats.frames, stats.restarts, dict(stats.dropped)) == (100, 1, {"crash": 9})
@@ -62,8 +60,7 @@ def test_a_replaced_worker_inherits_the_restarts() -> None:
     env = {"entrypoint": COUNTING, "vectorization": "inline", "maxRestarts": 4}
     env["kwargs"] = {"failures": [{"step": 3, "words": "no display"}], "lengths": 1000}
     job = make_job(env={"gymnasium": env}, run_policy={"maxRestartsPerSlot": 1}, collection={"framesPerBatch": 1000})
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         with pytest.raises(WorkerFailed, match=r"no display.*4 restarts within 10 minutes.*restarted once already"):
             reader.next_batch(timeout=60)
         stats = fleet.stats()

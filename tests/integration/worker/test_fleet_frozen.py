@@ -4,17 +4,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
-
-import pytest
 
 from cormorant_testing.collecting import make_job
-from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
+from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.local_fleet import LocalFleet
 
 
 def stop(fleet: WorkerFleet, number: int = 0) -> int:
@@ -32,8 +27,7 @@ def is_replaced(fleet: WorkerFleet, number: int = 0) -> bool:
 @on_both_engines_slowly
 def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with make_fleet(job, workers=2, hang_timeout_s=3600.0) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2, hang_timeout_s=3600.0) as (fleet, reader):
         frozen = stop(fleet)
         try:
             for version in range(1, 301):  # one that is held up never returns: the worker is woken at the end
@@ -58,8 +52,7 @@ def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
     job = make_job(
         num_envs=2, lengths=5, collection={"mode": "sync", "framesPerBatch": 40}, queue={"capacityBatches": 1}
     )
-    with make_fleet(job, workers=2, hang_timeout_s=3.0) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2, hang_timeout_s=3.0) as (fleet, reader):
         until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
         assert reader.next_batch(timeout=30) is not None
         until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
@@ -71,7 +64,7 @@ def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
 
 def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
+    with make_fleet(job, workers=1, hang_timeout_s=1.0) as fleet:
         fleet.pause()
         time.sleep(1.5)
         assert not is_replaced(fleet)  # it was told to pause
@@ -80,25 +73,9 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
         until(lambda: is_replaced(fleet))
 
 
-@pytest.mark.parametrize("limit_s", [1.0, 3600.0])
-def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path, limit_s: float) -> None:
-    job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
-    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
-        handle = fleet._core.slots["cpu", 0].worker
-        # As its heartbeat says when a write to a hung file system does not return.
-        until(lambda: handle.landed_frames > 0)
-        os.kill(handle.connection.pid, signal.SIGSTOP)
-        handle.connection.heartbeat.enter(4)
-        if limit_s > 60:
-            time.sleep(1.5)
-            assert fleet._core.slots["cpu", 0].worker is handle
-        else:
-            until(lambda: is_replaced(fleet))
-
-
 def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+    with make_fleet(job, workers=1, hang_timeout_s=2.0) as fleet:
         with fleet._changed:
             time.sleep(3.0)  # as if this process had been stopped
             fleet._core.slots["cpu", 0].worker.last_progress -= 0.5
@@ -109,7 +86,7 @@ def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
 
 def test_stats_without_workers_are_the_same_but_for_them() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
-    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+    with make_fleet(job, workers=2) as fleet:
         fleet.publish(numbered(3), version=3, wait_s=30)
         fleet.pause()
         until(lambda: [worker.phase for worker in fleet.stats().workers] == ["paused", "paused"])
@@ -122,8 +99,7 @@ def test_stats_without_workers_are_the_same_but_for_them() -> None:
 
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2) as (fleet, reader):
         handle = fleet._core.slots["cpu", 0].worker
         is_waiting, may_end = threading.Event(), threading.Event()
         end = handle.connection.describe_end

@@ -1,24 +1,20 @@
 """Several loans at a time, draining, events: what the head builds on, with real processes."""
 
-import os
-import signal
 import threading
 
 import pytest
 
 from cormorant_testing.collecting import make_job, scene
-from cormorant_testing.policies import numbered
+from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetError
-from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.local_fleet import LocalFleet
 
 
 def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
     job, checker = scene("", lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         loans = [fleet.borrow() for _ in range(3)]
         kept = [loan.tensordict(copy=True) for loan in loans]
         with pytest.raises(ControlTimeout, match=r"no batch came within 0\.5 s"):
@@ -52,8 +48,7 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
 
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
     job, checker = scene("", lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
-    with WorkerFleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2, floor_frames=1000, epoch=4) as (fleet, reader):
         checker.take(reader.next_batch())
         assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}
         fleet.pause()  # drained all the same
@@ -80,42 +75,3 @@ def test_drained_fleet_whose_workers_stay_is_saved_while_a_batch_is_out() -> Non
             pass
         assert fleet.is_done
         assert fleet.state()
-
-
-@pytest.mark.slow
-def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    heard: list[FleetEvent] = []
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
-
-        def fail(event: FleetEvent) -> None:
-            raise RuntimeError("a listener of this test fails")
-
-        ends = [fleet.subscribe(fail), fleet.subscribe(heard.append)]
-
-        def kinds(*wanted: str) -> list[FleetEvent]:
-            return [event for event in tuple(heard) if event.kind in wanted]
-
-        fleet.publish(numbered(3), version=3, wait_s=20)
-        reader.next_batch()
-        fleet.pause()
-        fleet.pause()
-        fleet.resume()
-        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        until(lambda: kinds("worker_ready"))
-        for _ in range(6):
-            reader.next_batch()
-        until(lambda: len(kinds("accepted")) >= 7)
-        ends[1]()
-        ends[1]()
-        fleet.publish(numbered(4), wait_s=20)
-    assert [(e.kind, e.version) for e in kinds("published")] == [("published", 3)]
-    assert [e.kind for e in kinds("paused", "resumed")] == ["paused", "resumed"]
-    assert {(e.worker, e.version) for e in kinds("applied")} == {("cpu-0", 3)}
-    lost, ready = kinds("worker_lost")[0], kinds("worker_ready")[0]
-    assert "was killed by SIGKILL" in lost.reason
-    assert heard.index(lost) < heard.index(ready)
-    assert sum(e.frames for e in kinds("sealed")) >= sum(e.frames for e in kinds("accepted")) >= 7 * 20
-    assert {e.reason for e in kinds("dropped")} <= {"crash"}
-    assert not kinds("failed")

@@ -3,8 +3,6 @@
 `test_fleet_exact.py` and `test_fleet_control.py` run on Ray, too.
 """
 
-import os
-import signal
 import textwrap
 import time
 
@@ -14,9 +12,8 @@ import pytest
 import ray
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job, scene
+from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import balance
-from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, run_script, start_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
@@ -31,11 +28,6 @@ STORE_BYTES = 200 << 20
 """Of `ray_cluster`."""
 NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
-
-
-def pids(fleet: WorkerFleet) -> list[int]:
-    """Of workers that have a process; 0 would be this test's own group."""
-    return [worker.pid for worker in fleet.stats().workers if worker.pid]
 
 
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
@@ -75,29 +67,6 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
             until(lambda n=frames: fleet.stats().stepped_frames >= n, what="all steps of the next one are made")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(260)
-def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None) -> None:
-    job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.005)
-    with WorkerFleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
-        killed: list[int] = []
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            if len(killed) < 4 and checker.frames >= 300 * (len(killed) + 1):
-                fleet.publish(numbered(len(killed) + 1), version=len(killed) + 1)
-                for pid in pids(fleet)[:2]:
-                    os.kill(pid, signal.SIGKILL)
-                    killed.append(pid)
-                until(lambda: fleet.stats().restarts == len(killed) and fleet._core.slots.is_complete)
-            # Replacements begin with weights that were published before them.
-            assert min((s.version for (a, _), s in checker.streams.items() if a[2] > 0), default=1) >= 1
-        stats = fleet.stats()
-        assert checker.frames == stats.frames == 3000
-        assert stats.restarts == len(killed) == 4
-        assert set(stats.dropped) <= {"crash"}
-        assert balance(fleet) == 0
-
-
 def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     options = FleetOptions(workers=1, startup_timeout_s=2.0)
     has = ".*" if torch.cuda.is_available() else "nothing"
@@ -105,15 +74,6 @@ def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
         WorkerFleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
-
-
-@pytest.mark.slow
-def test_batch_larger_than_the_object_store_is_refused(ray_cluster: None) -> None:
-    job = make_job(num_envs=2, lengths=3, collection={"framesPerBatch": 4_000_000})
-    with pytest.raises(
-        FleetError, match=r"object store has 209,715,200 bytes on a node, a batch takes up to [\d,]+ and"
-    ):
-        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS))
 
 
 @pytest.mark.slow
@@ -144,21 +104,6 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
         assert fleet.stats().dropped == {}
         assert balance(fleet) == 0
     assert ray.get(others).sum() == 120 << 20
-
-
-@pytest.mark.slow
-def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
-    job, checker = scene("", lengths=4, step_s=0.002, collection={"totalFrames": 2000})
-    with WorkerFleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            if checker.batches == 3:
-                pid = pids(fleet)[0]
-                os.kill(pid, signal.SIGSTOP)
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-        assert checker.frames == fleet.stats().frames == 2000
-        assert fleet.stats().restarts == 1
-        assert balance(fleet) == 0
 
 
 ENDLESS = """

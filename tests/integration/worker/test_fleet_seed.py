@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS
-from cormorant_testing.fleets import make_fleet, on_all_placements_slowly, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.seeding import SeedPath
@@ -92,8 +92,7 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
         collection={"mode": "sync", "totalFrames": 800},
         queue={"capacityBatches": 1},
     )
-    with make_fleet(job, workers=2) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2) as (fleet, reader):
         fleet.publish(numbered(3), version=3, wait_s=20)
         before = [reader.next_batch(copy=True) for _ in range(4)]
         collected = fleet.stats().frames
@@ -160,8 +159,7 @@ def test_replacements_begin_with_the_new_seed() -> None:
 @pytest.mark.slow
 def test_frames_ahead_in_async_envs_count_as_dropped() -> None:
     job = make_job(env=ASYNC_CARTPOLE, collection={"totalFrames": 2000})
-    with make_fleet(job, workers=2) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=2) as (fleet, reader):
         delivered = sum(reader.next_batch().numel() for _ in range(20))
         fleet.seed(9)
         fleet.seed(10)

@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import make_checker, make_job, scene
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import on_both_engines_slowly, reading
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import spread
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.local_fleet import LocalFleet
 
 
 def num_open() -> int:
@@ -27,8 +26,7 @@ def num_open() -> int:
 def test_file_limit_grows_with_the_workers_and_suffices() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     job = make_job(num_envs=2, lengths=5, queue={"capacityBatches": 2})
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         reader.next_batch(timeout=30)
         before = num_open()
         resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
@@ -69,8 +67,7 @@ def test_workers_of_all_groups_are_spread_over_devices() -> None:
 @pytest.mark.slow
 def test_worker_of_a_given_up_slot_finishes_first() -> None:
     job, checker = scene("counter", step_s=0.002, collection={"mode": "sync"})
-    with make_fleet(job, workers=3) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=3) as (fleet, reader):
 
         def names() -> list[tuple[str, int]]:
             return [(worker.name, worker.attempt) for worker in fleet.stats().workers]
@@ -128,8 +125,7 @@ def test_scale_down_loses_no_partial_batch(phase: str, capacity: int) -> None:
         collection={"framesPerBatch": 16, "totalFrames": 320},
     )  # fmt: skip
     checker, frames = make_checker(2, lengths=(3, 8)), 0
-    with WorkerFleet(job, FleetOptions(workers=3)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=3) as (fleet, reader):
         until(lambda: fleet.stats().queued_batches and {w.phase for w in fleet.stats().workers} == {phase})
         fleet.resize({"cpu": 1}, wait=False)
         while (batch := reader.next_batch(timeout=60)) is not None:

@@ -11,13 +11,13 @@ import structlog
 import torch
 
 from cormorant_testing.collecting import make_job
+from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import MalformedWeights, NonfiniteWeights, WeightsError, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -45,9 +45,7 @@ def test_publish_refuses_values_that_are_not_finite() -> None:
 
 def test_no_frame_has_older_weights_after_applied() -> None:
     job = make_job(
-        env={"gymnasium": {**CLOCK, "kwargs": {"step_s": 0.001}}},
-        policy="versioned",
-        collection={"framesPerBatch": 60},
+        env={"gymnasium": {**CLOCK, "kwargs": {"step_s": 0.001}}}, policy="versioned", collection={"framesPerBatch": 60}
     )
     applied: dict[str, list[tuple[float, int]]] = defaultdict(list)
 
@@ -55,7 +53,7 @@ def test_no_frame_has_older_weights_after_applied() -> None:
         if event.kind == "applied":
             applied[event.worker].append((time.monotonic(), event.version))
 
-    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+    with make_fleet(job, workers=2) as fleet:
         fleet.subscribe(note)
         frames: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
         for version in range(3, 120, 3):
@@ -92,7 +90,7 @@ def test_no_frame_has_older_weights_after_applied() -> None:
 @pytest.mark.slow
 def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
     job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         one, critic = {"number": torch.tensor(1.0)}, numbered(1)
         fleet.publish({"policy": one, "critic": critic})
         receipt = fleet.publish(received(numbered(2), "critic"), version=5, wait_s=30)
@@ -129,8 +127,7 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
 
 def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()}, allow_nonfinite=True)
         until(lambda: fleet.stats().restarts > 0)
         version = fleet.publish(numbered(2)).version
@@ -142,8 +139,7 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
             fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
@@ -167,7 +163,7 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
     slow = {"how": "slow", "at": "reset", "seconds": 0.02}
     collection = {"framesPerBatch": 4, "resetAtEachBatch": True}
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, collection=collection, failures=[slow])
-    with WorkerFleet(job, FleetOptions(workers=1)) as fleet:
+    with make_fleet(job, workers=1) as fleet:
         over = threading.Event()
         taking = threading.Thread(target=lambda: [fleet.skip(timeout_s=30) for _ in iter(over.is_set, True)])
         taking.start()
@@ -182,8 +178,7 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
 def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
     with structlog.testing.capture_logs() as lines:
-        with WorkerFleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
-            reader = LocalFleet(fleet)
+        with reading(make_job(env={"gymnasium": env}), workers=1) as (_, reader):
             assert reader.next_batch(timeout=30) is not None
         said = next(line for line in lines if line["event"] == "said")
     assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)

@@ -11,12 +11,10 @@ import psutil
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import balance
+from cormorant_testing.fleets import balance, make_fleet, reading
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.local.engine import WorkerProcess
-from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import ENVIRONMENTS, WORKERS, ForkServer, Imports, fork_server
 from cormorant_worker.launch import make_collector
 from cormorant_worker.local_fleet import LocalFleet
@@ -27,7 +25,7 @@ def test_workers_find_the_folder_and_the_variables_of_the_moment(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SET_AFTER_THE_NURSERY", "here")
-    with WorkerFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
+    with make_fleet(make_job(num_envs=2, lengths=5), workers=2) as fleet:
         for worker in fleet.stats().workers:
             process = psutil.Process(worker.pid)
             assert Path(f"/proc/{worker.pid}/cwd").readlink() == tmp_path
@@ -41,7 +39,7 @@ def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
     job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 4000}, step_s=0.001)
     checker = make_checker(2, lengths=5)
     forks_them = fork_server(WORKERS)
-    with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
+    with make_fleet(job, workers=2) as fleet:
         victim = fleet.stats().workers[0].pid
         for batch in LocalFleet(fleet).batches():
             checker.take(batch)
@@ -59,8 +57,7 @@ def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
 def test_fleets_of_a_process_leave_one_idle_fork_server() -> None:
     pids = set()
     for _ in range(2):
-        with WorkerFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
-            reader = LocalFleet(fleet)
+        with reading(make_job(num_envs=2, lengths=5), workers=2) as (_, reader):
             reader.next_batch()
         server = psutil.Process(fork_server(WORKERS).pid)
         until(lambda server=server: server.children(recursive=True) == [])  # it reaps the killed when it is idle

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import make_job, scene
-from cormorant_testing.fleets import balance, served
+from cormorant_testing.fleets import balance, make_fleet, served
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
@@ -27,10 +27,6 @@ from cormorant_worker.worker.messages import Listening, Start
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 
 
-def fleet_of(job: Any, **options: Any) -> WorkerFleet:
-    return WorkerFleet(job, FleetOptions(**options))
-
-
 def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = signal.SIGKILL) -> int:
     pid = next(worker.pid for worker in fleet.stats().workers if worker.name == f"act-{index}")
     os.kill(pid, sent)
@@ -38,17 +34,15 @@ def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = si
 
 
 def frames_of(job: Any, **options: Any) -> Iterator[Any]:
-    with fleet_of(job, **options) as fleet:
+    with make_fleet(job, **options) as fleet:
         yield from LocalFleet(fleet).batches(copy=True)
 
 
-@pytest.mark.parametrize(
-    ("mode", "workers", "total", "servers"), [("async", 1, 107, 1), ("sync", 2, 131, 1), ("async", 2, 400, 2)]
-)
-def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, total: int, servers: int) -> None:
-    job, checker = scene("counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS)
+@pytest.mark.parametrize(("workers", "total", "servers"), [(1, 107, 1), (2, 400, 2)])
+def test_served_fleet_delivers_every_frame_exactly(workers: int, total: int, servers: int) -> None:
+    job, checker = scene("counter", collection={"totalFrames": total, "initRandomFrames": 8}, **OPTIONS)
     random_frames = 0
-    with fleet_of(served(job, servers=servers), workers=workers) as fleet:
+    with make_fleet(served(job, servers=servers), workers=workers) as fleet:
         for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             real = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
@@ -64,7 +58,7 @@ def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, tota
 
 def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
     job, checker = scene("versioned", collection={"totalFrames": 3000}, step_s=0.0005)
-    with fleet_of(served(job, servers=2), workers=2, starts_paused=True) as fleet:
+    with make_fleet(served(job, servers=2), workers=2, starts_paused=True) as fleet:
         assert sorted(fleet.specs["policy"]) == ["bias", "number"]
         receipt = fleet.publish(numbered(1), wait_s=30)
         assert (receipt.applied, receipt.waiting, dict(receipt.refused)) == (("act-0", "act-1"), (), {})
@@ -83,16 +77,13 @@ def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
 
 def test_weights_for_a_worker_without_a_policy_are_refused() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8))
-    with (
-        fleet_of(served(job), workers=1) as fleet,
-        pytest.raises(FleetError, match="no policy acts in worker cpu-0"),
-    ):
+    with make_fleet(served(job), workers=1) as fleet, pytest.raises(FleetError, match="no policy acts in worker cpu-0"):
         fleet.publish(numbered(1), workers=["cpu-0"])
 
 
 def test_served_fleet_is_seeded_again_and_resized() -> None:
     job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, lengths=(3, 8))
-    with fleet_of(served(job, servers=2), workers=1) as fleet:
+    with make_fleet(served(job, servers=2), workers=1) as fleet:
         reader = LocalFleet(fleet)
         reader.next_batch()
         assert fleet.seed(11) == ("cpu-0",)
@@ -103,27 +94,9 @@ def test_served_fleet_is_seeded_again_and_resized() -> None:
 
 
 @pytest.mark.slow
-def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
-    job, checker = scene("counter", collection={"totalFrames": 3000}, step_s=0.001)
-    with fleet_of(served(job), workers=2) as fleet:
-        killed = False
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            if not killed and fleet.stats().frames > 800:
-                for worker in fleet.stats().workers:
-                    if worker.name in ("cpu-0", "act-0"):
-                        os.kill(worker.pid, signal.SIGKILL)
-                killed = True
-        stats = fleet.stats()
-        assert stats.frames == checker.frames == 3000
-        assert stats.restarts == 2
-        assert balance(fleet) == 0
-
-
-@pytest.mark.slow
 def test_servers_can_be_scaled_while_they_serve() -> None:
     job, checker = scene("versioned", collection={"totalFrames": 6000}, step_s=0.001)
-    with fleet_of(served(job), workers=3) as fleet:
+    with make_fleet(served(job), workers=3) as fleet:
         sizes = iter((3, 1))
         for number, batch in enumerate(LocalFleet(fleet).batches()):
             checker.take(batch)
@@ -135,32 +108,6 @@ def test_servers_can_be_scaled_while_they_serve() -> None:
         assert fleet.stats().restarts == 0
         with pytest.raises(LastWorker, match="0 inference servers"):
             fleet.resize({"act": 0})
-
-
-def test_saved_state_of_a_served_fleet_goes_on_exactly() -> None:
-    job = served(make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, **OPTIONS))
-
-    def rest_of(fleet: WorkerFleet) -> list[torch.Tensor]:
-        """Environment, episode and step of each frame, its end and the recurrent state: all but what is drawn."""
-        parts = [
-            (batch["observation"][..., :3], batch["next", "done"], batch["count"])
-            for batch in LocalFleet(fleet).batches(copy=True)
-        ]
-        return [torch.cat(part, -1).reshape(-1, 5) for part in parts]
-
-    with fleet_of(job, workers=1) as fleet:
-        reader = LocalFleet(fleet)
-        for _ in range(3):
-            reader.next_batch(copy=True)
-        fleet.pause()
-        state = fleet.state()
-        queued = fleet.stats().queued_batches
-        fleet.resume()
-        first = rest_of(fleet)[queued:]
-    with fleet_of(job, workers=1) as fleet:
-        fleet.restore(state)
-        second = rest_of(fleet)
-    assert torch.equal(torch.cat(first), torch.cat(second))
 
 
 def test_stream_of_a_server_follows_the_job_seed() -> None:
@@ -177,12 +124,12 @@ def test_stream_of_a_server_follows_the_job_seed() -> None:
 def test_policy_that_cannot_act_ends_the_fleet_with_its_own_words() -> None:
     job = served(make_job(num_envs=2, policy="linear", observation="discrete"))
     with pytest.raises(WorkerFailed, match=r"worker act-0: the policy raised RuntimeError"):
-        fleet_of(job, workers=1)
+        make_fleet(job, workers=1)
 
 
 def test_pause_is_answered_while_the_server_is_gone() -> None:
     job, checker = scene("counter", collection={"totalFrames": 600}, step_s=0.001)
-    with fleet_of(served(job), workers=1, control_timeout_s=20.0) as fleet:
+    with make_fleet(served(job), workers=1, control_timeout_s=20.0) as fleet:
         reader = LocalFleet(fleet)
         checker.take(reader.next_batch())
         pid = kill_server(fleet, sent=signal.SIGSTOP)
@@ -228,7 +175,7 @@ def test_lost_servers_cost_time_and_nothing_else(
 ) -> None:
     job, checker = scene("versioned", collection={"totalFrames": 4000}, step_s=0.001)
     if engine is None:
-        opened = fleet_of(served(job), workers=2, hang_timeout_s=3.0)
+        opened = make_fleet(served(job), workers=2, hang_timeout_s=3.0)
     else:
         request.getfixturevalue("ray_cluster")
         opened = on_ray(served(job), engine, workers=2)

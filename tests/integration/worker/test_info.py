@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from cormorant_testing.collecting import COUNTING, make_job
 from cormorant_testing.datasets import iter_frames
@@ -33,24 +32,6 @@ def test_info_of_subprocesses_is_exact() -> None:
     with make_collector(make_job(env=COUNTED, info=INFO)) as collector:
         for _ in range(2):
             assert_info(collector.collect(num_steps=31))
-
-
-@pytest.mark.parametrize("batch_size", [0, 2])
-def test_elapsed_step_of_envpool_counts_the_frames_of_an_episode(batch_size: int) -> None:
-    job = make_job(
-        env=pool("CartPole-v1", batchSize=batch_size),
-        info=[{"key": "elapsed_step"}],
-    )
-    with make_collector(job) as collector:
-        batches = torch.cat([collector.collect(num_steps=400) for _ in range(3)], dim=1)
-    elapsed, done = batches["next", "info", "elapsed_step"], batches["next", "done"].squeeze(-1)
-    assert elapsed.dtype == torch.int32
-    assert done.sum() > 10
-    count = torch.zeros(len(elapsed), dtype=torch.int32)
-    for t in range(elapsed.shape[1]):
-        count += 1
-        assert torch.equal(elapsed[:, t], count)
-        count[done[:, t]] = 0
 
 
 def test_info_that_envpool_does_not_have_names_what_it_has() -> None:

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import save_file
 
 from cormorant_testing.collecting import make_job, seen_of
-from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
+from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import BatchTimeout
 from cormorant_worker.launch import load_job
-from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import existing_dataset
 
@@ -57,27 +55,8 @@ class Expected:
         assert abs(returns.m2 / returns.count - np.var(self.returns)) <= 1e-9 * np.max(self.returns) ** 2
 
 
-@on_all_placements_slowly
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) -> None:
-    expected, versions = Expected(), set()
-    with make_fleet(job_of(600, collection={"mode": mode}), workers=2) as fleet:
-        reader = LocalFleet(fleet)
-        while (batch := reader.next_batch(copy=True)) is not None:
-            seen_of(batch, fleet.statistics)
-            if versions:
-                expected.check(fleet.statistics.current)  # what was acknowledged before
-            expected.take(batch)
-            versions |= set(batch["collector", "policy_version"].unique().tolist())
-            number = fleet.version + 1
-            fleet.publish(numbered(number))
-            assert fleet.statistics[number] == fleet.statistics.current.document()
-    assert len(versions) > 2
-
-
 def test_weights_may_be_published_before_the_first_batch() -> None:
-    with make_fleet(job_of(60), workers=1) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job_of(60), workers=1) as (fleet, reader):
         fleet.publish(numbered(1), wait_s=60)
         while (batch := reader.next_batch(copy=True)) is not None:
             seen_of(batch, fleet.statistics)
@@ -87,8 +66,7 @@ def test_weights_may_be_published_before_the_first_batch() -> None:
 
 def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> None:
     expected = Expected()
-    with make_fleet(job_of(800, step_s=0.0005), workers=2) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job_of(800, step_s=0.0005), workers=2) as (fleet, reader):
         while (batch := reader.next_batch(copy=True)) is not None:
             expected.take(batch)
             seen_of(batch, fleet.statistics)
@@ -115,8 +93,7 @@ def test_a_loan_counts_when_it_is_acknowledged_and_once() -> None:
 def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
     job = job_of(400, workers=1)
     expected = Expected()
-    with make_fleet(job, workers=1) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         for _ in range(3):
             expected.take(reader.next_batch(copy=True))
         fleet.publish(numbered(5), version=5, wait_s=60)
@@ -129,8 +106,7 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
         saved = fleet.state()
         before = dict(fleet.statistics)
         current = fleet.statistics.current.document()
-    with make_fleet(job, workers=1) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=1) as (fleet, reader):
         reader.next_batch()  # of its own, and forgotten
         fleet.restore(saved)
         assert fleet.statistics.current.document() == current
@@ -150,16 +126,14 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
 
 def test_a_dataset_tells_the_next_run_the_statistics_of_its_frames(tmp_path: Path) -> None:
     uri = (tmp_path / "data").as_uri()
-    with make_fleet(job_of(200, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job_of(200, dataset=uri, queue={"capacityBatches": 2}), workers=2) as (fleet, reader):
         while reader.next_batch() is not None:
             pass
         wanted = fleet.statistics.current
     found = existing_dataset(uri)
     frames = [part.statistics.moments["observation"].count for part in found.parts()]
     assert sum(frames) == found.frames == 200
-    with make_fleet(job_of(400, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job_of(400, dataset=uri, queue={"capacityBatches": 2}), workers=2) as (fleet, reader):
         before = fleet.statistics.current
         for name in ("observation", "next/reward"):
             assert before.moments[name].count == 200
@@ -178,8 +152,7 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
     save_file(numbered(1), path, metadata={"cormorant_statistics": json.dumps(document)})
     plain = job_of(40).to_document()
     plain["spec"]["policy"]["initialWeights"] = path.as_uri()
-    with make_fleet(load_job(plain), workers=1) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(load_job(plain), workers=1) as (fleet, reader):
         assert fleet.statistics[0] == fleet.statistics.current.document() == document
         batch = reader.next_batch(copy=True)
         seen_of(batch, fleet.statistics)

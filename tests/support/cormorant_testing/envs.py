@@ -13,7 +13,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -181,16 +181,6 @@ class Oracle:
             terminated=terminated,
             truncated=truncated,
         )
-
-    def play(self, actions: Iterator[Any] | Sequence[Any]) -> Iterator[Moment]:
-        """One moment for each action, from the first reset on."""
-        episode, step = 0, 0
-        for action in actions:
-            step += 1
-            moment = self.moment(episode, step, action)
-            yield moment
-            if moment.final is not None:
-                episode, step = episode + 1, 0
 
 
 @dataclass(frozen=True, kw_only=True)

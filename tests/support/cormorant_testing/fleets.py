@@ -2,6 +2,8 @@
 cluster of this machine, `@on_all_placements` with inference servers, too.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.launch import load_job
+from cormorant_worker.local_fleet import LocalFleet
 
 on_both_engines = pytest.mark.parametrize("engine", ["local", "ray"], indirect=True)
 on_both_engines_slowly = pytest.mark.parametrize(
@@ -42,6 +45,13 @@ def make_fleet(job: CollectorJob, **options: object) -> WorkerFleet:
     return open_on(engine, job, FleetOptions(**options))
 
 
+@contextmanager
+def reading(job: CollectorJob, **options: object) -> Iterator[tuple[WorkerFleet, LocalFleet]]:
+    """`make_fleet`, and what takes its batches."""
+    with make_fleet(job, **options) as fleet:
+        yield fleet, LocalFleet(fleet)
+
+
 def open_on(engine: str, job: CollectorJob, options: FleetOptions) -> WorkerFleet:
     if engine == "local":
         return WorkerFleet(job, options)
@@ -56,10 +66,7 @@ def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> Collecto
     document = job.to_document()
     if "random" in document["spec"]["policy"]:
         document["spec"]["policy"] = {"entrypoint": "cormorant_testing.policies:zero"}
-    document["spec"]["workerGroups"] = [
-        {"name": "cpu"},
-        {"name": "act", "role": "inference", "replicas": servers},
-    ]
+    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": servers}]
     if inference:
         document["spec"]["inference"] = inference
     return load_job(document)

@@ -74,23 +74,6 @@ def linear(observation_space: Any, action_space: Any) -> nn.Module:
     return Argmax()
 
 
-def tensordict_module(observation_space: Any, action_space: Any) -> nn.Module:
-    from tensordict.nn import TensorDictModule
-
-    return TensorDictModule(lambda obs: obs[:, 2].long() % 5, in_keys=["observation"], out_keys=["action"])
-
-
-def init_seer(observation_space: Any, action_space: Any) -> nn.Module:
-    """Without states: writes down which rows it was told are the first of their trajectory."""
-    from tensordict.nn import TensorDictModule
-
-    return TensorDictModule(
-        lambda obs, is_init: (obs[:, 2].long() % 5, is_init.clone()),
-        in_keys=["observation", "is_init"],
-        out_keys=["action", "seen"],
-    )
-
-
 def plain(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
     """A plain callable: acts step % 5."""
     return lambda observation: observation[:, 2].long() % 5

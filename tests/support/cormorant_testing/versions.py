@@ -99,23 +99,22 @@ MIRROR = {"entrypoint": "cormorant_testing.versions:Mirror", "numEnvs": 4, "vect
 
 
 class Check:
-    """Every version that a frame says is the one that acted, as the next observation shows it; groups that draw play
+    """Every version that a frame says is the one that acted, as the next observation shows it; blue, which draws, plays
     one version in an episode.
     """
 
-    def __init__(self, groups: tuple[str, ...] = ("red", "blue"), drawn: tuple[str, ...] = ("blue",)) -> None:
-        self._groups, self._drawn = groups, drawn
-        self.played: dict[tuple[str, int], int] = {}
-        """The version of each group that draws, by trajectory."""
+    def __init__(self) -> None:
+        self.played: dict[int, int] = {}
+        """Blue's version by trajectory."""
 
     def take(self, batch: "TensorDict") -> None:
         collector = batch["collector"]
         mask = collector.get("mask", torch.ones(batch.shape, dtype=torch.bool))
-        for group in self._groups:
+        for group in ("red", "blue"):
             said = collector[group, "policy_version"]
             for shown in (batch[group, "action"], batch["next", group, "observation"][..., 2:3]):
                 for acted in (shown.amin((-1, -2)), shown.amax((-1, -2))):
                     assert torch.equal(acted[mask], said[mask].float()), (group, said, acted)
-            if group in self._drawn:
+            if group == "blue":
                 for trajectory, version in zip(collector["traj_ids"][mask].tolist(), said[mask].tolist(), strict=True):
-                    assert self.played.setdefault((group, trajectory), version) == version
+                    assert self.played.setdefault(trajectory, version) == version

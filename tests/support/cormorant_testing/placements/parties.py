@@ -261,7 +261,6 @@ class PartyLoop:
         self.job, self.version, self.frames, self.random_frames = job, 0, 0, 0
         self.published: dict[str, list[int]] = {model: [0] for model in job.models}
         self.streams: dict[tuple[int, int], _Stream] = {}
-        self.draws: dict[str, list[int]] = {name: [] for name, one in job.policies.items() if "sample" in one}
         self.is_exact = True
         """A frame's policy knew every version up to the job's that acted; a slow worker of a fleet skips some."""
         self.may_miss = job.staleness is not None
@@ -348,7 +347,8 @@ class PartyLoop:
         if traj != s.traj:
             assert traj not in self._ids, "an id goes on after its end"
             self._ids.add(traj)
-            unseen = {name: int(f[f"collector.{name}.policy_version"]) for name in self.draws}
+            draws = [name for name, one in self.job.policies.items() if "sample" in one]
+            unseen = {name: int(f[f"collector.{name}.policy_version"]) for name in draws}
             drawn = {name: version for name, version in unseen.items() if version >= 0}
         s.traj, s.length, s.drawn, s.following = traj, step, drawn, {}
         s.counts = {name: f[f"{name}.count"].max() for name in self.job.members if f"{name}.count" in f}
@@ -392,7 +392,6 @@ class PartyLoop:
         is_exact = self.is_exact or version == self.version
         if "sample" in one:
             if group not in s.drawn:
-                self.draws[group].append(said)
                 window = known[-one["sample"]["window"] :] if is_exact else known
                 if one["sample"]["latestRatio"] == 1.0 and is_exact:
                     window = known[-1:]
