@@ -85,10 +85,14 @@ class Running:
     def __init__(self, head: "Head", fleet: WorkerFleet, *, is_paused: bool) -> None:
         settings = head.settings
         self.fleet = fleet
+        self.settled_apart = head.journal.frames
+        """Settled frames that neither the ledger nor `fleet.inherited_frames` counts."""
         self.ledger: Ledger = Ledger(
             epoch=head.epoch,
             ack_within_s=settings.ack_within_s,
-            on_settled=lambda frames: head.journal.settle(frames, self.statistics),
+            on_settled=lambda frames: head.journal.settle(
+                self.settled_apart + fleet.inherited_frames + frames, self.statistics
+            ),
             traces=head.traces,
         )
         self.feeder = BatchFeeder(fleet, self.ledger)
@@ -278,9 +282,7 @@ class Head:
 
     def keep_settled_frames(self, stats: FleetStats) -> None:
         """Record the settled frames for the next head."""
-        if self._running is not None:
-            self.journal.inherit(self._running.fleet.inherited_frames)
-        self.journal.settle_all(self.settled_frames(stats))
+        self.journal.settle(self.settled_frames(stats))
 
     @property
     def receipt(self) -> str:
@@ -315,8 +317,9 @@ class Head:
         self.journal.reserve_epoch(running.fleet.epoch)
         # In this order: an acknowledgement between the two must not count twice.
         stats, counts = running.fleet.stats(workers=False), running.ledger.counts()
-        self.journal.rebase(stats.settled_frames - counts.acked_frames - counts.stale_frames)
-        self.journal.await_write(self.journal.settle_all(self.settled_frames(stats), running.statistics))
+        counted = counts.acked_frames + counts.stale_frames + running.fleet.inherited_frames
+        running.settled_apart = stats.settled_frames - counted
+        self.journal.await_write(self.journal.settle(self.settled_frames(stats), running.statistics))
 
     @property
     def is_complete(self) -> bool:

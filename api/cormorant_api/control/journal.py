@@ -1,4 +1,4 @@
-"""The journal, which outlives a head: counts of settled frames, exported frames and heads, and statistics."""
+"""The journal, which outlives a head: counts of heads, settled frames and exported frames, and statistics."""
 
 import json
 import os
@@ -12,32 +12,32 @@ from pathlib import Path
 import structlog
 
 from cormorant_api.errors import StoreError
-from cormorant_contract.disk import write_durably
+from cormorant_contract.disk import sync_path, write_durably
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.termination_message import encode
 
 log = structlog.get_logger()
 
-_DIGITS = 20
-_EPOCH, _STATISTICS = "epoch", "statistics.json"
+_COUNTS, _STATISTICS = "journal", "statistics.json"
+_LINE = b"%020d %020d %020d\n"
 _SYNC_EVERY_S = 1.0
 _EXPORT_WITHIN_S = 0.5
 _ANSWER_WITHIN_S = 10.0
 
 
 class Journal:
-    """A few small files, or memory only. Methods may be called from any thread.
+    """A small file, or memory only. Methods may be called from any thread.
 
-    In the head's directory: `frames`, `exported` and `epoch`; where the manifest normalizes, `statistics.json`: the
-    statistics and the frames that were settled with them in one file, so that neither counts without the other.
-    Optionally elsewhere: the termination message (`{"frames": 1000}`), kept current because a killed head cannot write
-    it.
+    In the head's directory: `journal`, one line with the epoch, the settled and the exported frames; where the manifest
+    normalizes, `statistics.json`: the statistics and the frames that were settled with them in one file, so that
+    neither counts without the other. Optionally elsewhere: the termination message (`{"frames": 1000}`), kept current
+    because a killed head cannot write it.
 
     A disk that fails while the head runs is logged once; acknowledgements stay valid, and the next count overwrites the
-    last. `frames` and `exported` have their full size from the start and are written in place, which also works on a
-    full disk. `frames` is synced once a second, so that acknowledgements do not wait for a sync each; a power
-    failure may take back the last second.
+    last. `journal` has its full size from the start and is written in place, which also works on a full disk. It is
+    synced once a second, so that acknowledgements do not wait for a sync each; a power failure may take back the last
+    second.
     """
 
     def __init__(
@@ -74,32 +74,33 @@ class Journal:
         self._unkept: Statistics | None = None
         """Statistics not written yet."""
         self._is_synced, self._sync_at = True, 0.0
-        """Whether `frames` is synced, and when to sync it next."""
+        """Whether the counts are synced, and when to sync them next."""
         self._is_closed = False
-        self._descriptor = self._exported = self._message = -1
-        try:
-            if folder is not None:
-                folder.mkdir(parents=True, exist_ok=True)
-                epoch_file = folder / _EPOCH
-                epoch = int(epoch_file.read_text()) + 1 if epoch_file.exists() else 0
-                _write_epoch(folder, epoch)
-                self.epoch = max(self.epoch, epoch)
-                if (folder / _STATISTICS).exists():
-                    found = json.loads((folder / _STATISTICS).read_text())
-                    self.statistics = Statistics.of_document(found["statistics"])
-                    self.frames = max(self.frames, int(found["frames"]))
-                self._descriptor, self.frames = _open_count(folder / "frames", self.frames)
-                self._exported, self.exported_frames = _open_count(folder / "exported", self.frames)
-        except (OSError, ValueError, KeyError, StateError) as error:
-            raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
-        self.settled_frames = self._written = self._base = self.frames
-        """Frames of this and earlier heads that no later head collects again."""
-        self._inherited = 0
-        self._exporting = self.exported_frames
-        self._reserved_epoch = self.epoch
+        self._descriptor = self._message = -1
         self._reason, self._width = "", 0
         self._failing: set[str] = set()
         """Log events of failures since the disk last worked."""
+        try:
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self._descriptor = os.open(folder / _COUNTS, os.O_RDWR | os.O_CREAT, 0o600)
+                found = os.pread(self._descriptor, len(_LINE % (0, 0, 0)), 0)
+                last_epoch, settled, exported = map(int, found.split()) if found else (-1, 0, 0)
+                self.epoch, self.frames = max(self.epoch, last_epoch + 1), max(self.frames, settled)
+                if (folder / _STATISTICS).exists():
+                    kept = json.loads((folder / _STATISTICS).read_text())
+                    self.statistics = Statistics.of_document(kept["statistics"])
+                    self.frames = max(self.frames, int(kept["frames"]))
+                self.exported_frames = max(self.frames, exported)
+            self.settled_frames = self.frames
+            """Frames of this and earlier heads that no later head collects again."""
+            self._exporting, self._reserved_epoch = self.exported_frames, self.epoch
+            self._written = (-1, -1, -1)
+            self._write_counts(is_sync_due=True)  # an epoch lost in a power failure would be used twice
+            if folder is not None:
+                sync_path(folder)
+        except (OSError, ValueError, KeyError, StateError) as error:
+            raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         if termination_message_file is not None:
             try:
                 self._message = os.open(termination_message_file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -110,33 +111,16 @@ class Journal:
             self._write_message()
 
     def settle(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
-        """Set the frames that this head has settled, with their statistics. A killed process leaves both old or both
-        new. Never waits for the disk: the future is done once both are written, in one write with other settlements
-        since the last, or once a failure of the disk is logged.
+        """Set the frames that all heads have settled, with their statistics; a lower count is ignored. A killed process
+        leaves both old or both new. Never waits for the disk: the future is done once both are written, in one write
+        with other settlements since the last, or once a failure of the disk is logged.
         """
-        return self.settle_all(self._base + frames, statistics)
-
-    def rebase(self, base: int) -> None:
-        """Add this head's settled frames to another base count: a restored state has its own."""
-        self._base = base
-
-    def inherit(self, frames: int) -> None:
-        """Add the frames that earlier heads settled beyond the count that this head began with, in total. Ignores a
-        lower number than before.
-        """
-        with self._lock:
-            new = max(0, frames - self._inherited)
-            self._base += new
-            self._inherited += new
-
-    def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
-        """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""
         with self._lock:
             self.settled_frames = max(self.settled_frames, frames)
             if statistics is not None:
                 self._unkept = statistics
             is_sync_due = not self._is_synced and time.monotonic() >= self._sync_at
-            if self._unkept is not None or self.settled_frames != self._written or is_sync_due:
+            if self._unkept is not None or self.settled_frames != self._written[1] or is_sync_due:
                 self._ask_to_write()
             return self._newest
 
@@ -157,22 +141,22 @@ class Journal:
                 with self._lock:
                     self._unkept = None if self._unkept is statistics else self._unkept
         with self._failures_logged("frames_not_kept"):
-            if settled != self._written:
-                if self._descriptor >= 0:
-                    os.pwrite(self._descriptor, _digits(settled), 0)
-                    self._is_synced = False
-                with self._telling:
-                    self._write_message()
-                self._written = settled
-            if not self._is_synced and (is_last or time.monotonic() >= self._sync_at):
-                os.fdatasync(self._descriptor)
-                self._is_synced, self._sync_at = True, time.monotonic() + _SYNC_EVERY_S
-        if exporting > self.exported_frames:
-            with self._failures_logged("frames_not_kept"):
-                try:
-                    os.pwrite(self._exported, _digits(exporting), 0)
-                finally:
-                    self.exported_frames = exporting
+            self._write_counts(is_sync_due=is_last)
+        self.exported_frames = exporting  # also where the disk failed: scrapes go on
+
+    def _write_counts(self, *, is_sync_due: bool) -> None:
+        with self._lock:
+            counts = self._reserved_epoch, self.settled_frames, self._exporting
+        if counts != self._written:
+            if self._descriptor >= 0:
+                os.pwrite(self._descriptor, _LINE % counts, 0)
+                self._is_synced = False
+            with self._telling:
+                self._write_message()
+            self._written = counts
+        if not self._is_synced and (is_sync_due or time.monotonic() >= self._sync_at):
+            os.fdatasync(self._descriptor)
+            self._is_synced, self._sync_at = True, time.monotonic() + _SYNC_EVERY_S
 
     def explain(self, reason: str) -> None:
         """Record why this head ends, in the termination message."""
@@ -187,7 +171,7 @@ class Journal:
         """
         with self._lock:
             self._exporting = max(self._exporting, frames)
-            if self._exported < 0:
+            if self._descriptor < 0:
                 self.exported_frames = self._exporting
             elif self._exporting > self.exported_frames:
                 self._ask_to_write()
@@ -198,10 +182,11 @@ class Journal:
 
     def reserve_epoch(self, epoch: int) -> None:
         """Reserve an epoch that a restored state uses: later heads get higher ones. Waits like `await_write`."""
-        if self._folder is None or epoch <= self._reserved_epoch:
-            return
-        self.await_write(self._writer.submit(_write_epoch, self._folder, epoch))
-        self._reserved_epoch = epoch
+        with self._lock:
+            if self._folder is None or epoch <= self._reserved_epoch:
+                return
+            self._reserved_epoch = epoch
+        self.await_write(self._writer.submit(self._write_counts, is_sync_due=True))
 
     def await_write(self, asked: "Future[None]") -> None:
         """Wait until a write is done; StoreError if it fails or the disk does not respond."""
@@ -225,17 +210,17 @@ class Journal:
             last = self._writer.submit(self._write_last)
         self._writer.shutdown(wait=False)
         if not wait([last], _ANSWER_WITHIN_S).done:
-            unwritten = f"{self.settled_frames - self._written:,} frames may be collected again"
+            unwritten = f"{self.settled_frames - self._written[1]:,} frames may be collected again"
             reason = f"the disk did not answer within {_ANSWER_WITHIN_S:.0f} s; {unwritten}"
             log.warning("journal_not_closed", folder=str(self._folder), reason=reason)
 
     def _write_last(self) -> None:
         self._write(is_last=True)
         with self._telling:
-            for descriptor in (self._descriptor, self._exported, self._message):
+            for descriptor in (self._descriptor, self._message):
                 if descriptor >= 0:
                     os.close(descriptor)
-            self._descriptor = self._exported = self._message = -1
+            self._descriptor = self._message = -1
 
     @contextmanager
     def _failures_logged(self, event: str) -> Iterator[None]:
@@ -256,20 +241,3 @@ class Journal:
         text = encode(self.settled_frames, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._message, text, 0)
-
-
-def _open_count(path: Path, floor: int) -> tuple[int, int]:
-    """Open a file with one number. Returns its descriptor, and the number, at least `floor`."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    text = os.pread(descriptor, _DIGITS, 0)
-    count = max(floor, int(text) if text else 0)
-    os.pwrite(descriptor, _digits(count), 0)
-    return descriptor, count
-
-
-def _digits(frames: int) -> bytes:
-    return f"{frames:0{_DIGITS}d}".encode()
-
-
-def _write_epoch(folder: Path, epoch: int) -> None:
-    write_durably(folder / _EPOCH, str(epoch).encode())  # durable: an epoch lost in a power failure would be used twice

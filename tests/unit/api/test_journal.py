@@ -25,22 +25,23 @@ def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
     # No close: it was killed.
     second = Journal(tmp_path)
     assert (first.epoch, second.epoch, second.frames) == (0, 1, 300)
+    second.settle(350)
     second.settle(50).result(10)
     assert (second.settled_frames, Journal(tmp_path).frames) == (350, 350)
 
 
 def test_the_highest_known_count_holds(tmp_path: Path) -> None:
-    lost = Journal(tmp_path / "lost", epoch=3, floor_frames=1000)
-    assert (lost.epoch, lost.frames, lost.settled_frames) == (2, 1000, 1000)
-    lost.settle_all(1500)
-    lost.settle(200).result(10)
-    assert (lost.settled_frames, Journal(tmp_path / "lost").frames) == (1500, 1500)
+    lost = Journal(tmp_path, epoch=3, floor_frames=1000)
+    assert (lost.epoch, lost.frames, lost.settled_frames, lost.exported_frames) == (2, 1000, 1000, 1000)
+    again = Journal(tmp_path, floor_frames=7)
+    assert (again.epoch, again.frames, again.exported_frames) == (3, 1000, 1000)
     memory = Journal(None, floor_frames=77)
     memory.note_exported(80)
     memory.close()
     assert (memory.frames, memory.exported_frames) == (77, 80)
-    (tmp_path / "frames").write_text(f"{5:020d}")
-    assert Journal(tmp_path).exported_frames == 5, "of a head that exported nothing"
+    (tmp_path / "journal").write_text("what no head wrote")
+    with pytest.raises(StoreError, match="cannot use"):
+        Journal(tmp_path)
 
 
 def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     path.write_text("what somebody else left there, and longer")
     journal = Journal(None, floor_frames=7, termination_message_file=path)
     assert json.loads(path.read_text()) == {"frames": 7}
-    journal.settle(1000).result(10)
+    journal.settle(1007).result(10)
     assert json.loads(path.read_text()) == {"frames": 1007}
     journal.explain("no space left " * 1000)
     words = json.loads(path.read_text())
@@ -93,10 +94,11 @@ def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
     first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
     journal = Journal(tmp_path, floor_frames=10)
     assert journal.statistics is None
-    journal.settle(2, first).result(10)
+    journal.settle(12, first).result(10)
+    counts = (tmp_path / "journal").read_bytes()
     # Killed after the file was replaced and before the count was written: both are of the later acknowledgement.
-    journal.settle(3, first.merged(more)).result(10)
-    (tmp_path / "frames").write_text(f"{12:020d}")
+    journal.settle(13, first.merged(more)).result(10)
+    (tmp_path / "journal").write_bytes(counts)
     again = Journal(tmp_path)
     assert again.frames == 13
     assert again.statistics is not None
@@ -132,7 +134,7 @@ def hanging(journal: Journal) -> Iterator[None]:
 def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Path) -> None:
     statistics = Statistics({"observation": RunningMoments.of(np.arange(6.0).reshape(3, 2))})
     journal = Journal(tmp_path)
-    assert {(tmp_path / name).stat().st_size for name in ("frames", "exported")} == {20}, "a full disk takes them"
+    size = (tmp_path / "journal").stat().st_size
     with no_room() as logged:
         for frames in (30, 60):
             journal.settle(frames, statistics).result(10)
@@ -141,10 +143,11 @@ def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Pa
     assert sorted(line["event"] for line in logged) == ["frames_not_kept", "statistics_not_kept"]
     assert "File too large; free space on the disk" in logged[0]["reason"]
     assert Journal(tmp_path).frames == 0
-    journal.settle_all(60).result(10)
+    journal.settle(60).result(10)
     again = Journal(tmp_path)
     assert again.frames == 60
     assert again.statistics is not None
+    assert (tmp_path / "journal").stat().st_size == size, "a full disk takes every count"
 
 
 def test_settling_never_waits_and_is_done_once_it_is_written(tmp_path: Path) -> None:
@@ -174,24 +177,25 @@ def test_statistics_replace_the_last_once_the_disk_has_them(tmp_path: Path, monk
         assert (tmp_path / "statistics.json").stat().st_size > 0
         assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 2
         assert not list(tmp_path.glob("*.part"))
-    journal.settle_all(0).result(10)
+    journal.settle(0).result(10)
     assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 3
 
 
 def test_frames_are_synced_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[int] = []
-    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(int(os.pread(descriptor, 20, 0))))
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(int(os.pread(descriptor, 62, 0).split()[1])))
     journal = Journal(tmp_path)
+    journal._sync_at = 0.0
     for frames in (10, 20, 30):
         journal.settle(frames).result(10)
-    assert synced == [10], "acknowledgements do not wait for a sync each"
+    assert synced == [0, 10], "acknowledgements do not wait for a sync each"
     journal._sync_at = 0.0  # a second has passed
-    journal.settle_all(0).result(10)  # what housekeeping says, without news
-    assert synced == [10, 30]
-    assert journal.settle_all(0).done()
+    journal.settle(0).result(10)  # what housekeeping says, without news
+    assert synced == [0, 10, 30]
+    assert journal.settle(0).done()
     journal.settle(40).result(10)
     journal.close()
-    assert synced == [10, 30, 40]
+    assert synced == [0, 10, 30, 40]
 
 
 def test_a_disk_that_hangs_holds_up_neither_scrapes_nor_the_end(
