@@ -245,7 +245,6 @@ class Head:
             self._running.pauses.close()
             self._running.feeder.close()
             self._running.ledger.close()
-            self._running.group_sizes.close()
             self._running.updates.notifier.notify()
             self._running.pauses.notifier.notify()
         self.events.notifier.notify()

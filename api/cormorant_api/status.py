@@ -88,7 +88,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         listeners=head.events.listeners,
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
-        desired=running.group_sizes.describe(paused=running.pauses.spec_paused),
+        desired=running.group_sizes.describe(stats, paused=running.pauses.spec_paused),
         statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts=head.job.spec.counts,

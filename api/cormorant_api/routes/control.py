@@ -12,10 +12,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 @router.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
 async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
-    """Set group sizes and the current `spec.paused`. `pending` is true while workers are being started or retired."""
+    """Set group sizes and the current `spec.paused`. `pending` is true while workers are being retired."""
     running = head.running
     if body.groups:
-        running.group_sizes.want(body.groups, empty_slots=body.empty_slots)
+        await head.quick(running.group_sizes.want, body.groups, empty_slots=body.empty_slots)
     if body.paused is not None:
         running.pauses.spec_paused = body.paused
         running.pauses.nudge()
@@ -26,7 +26,7 @@ async def put_desired(request: Request, head: TheHead, body: Desired) -> Desired
         paused=body.paused,
         who=author_of(request),
     )
-    return running.group_sizes.describe(paused=running.pauses.spec_paused)
+    return running.group_sizes.describe(await head.stats(workers=False), paused=running.pauses.spec_paused)
 
 
 @router.post("/v1/drain", status_code=202, **guarded(Role.OPERATOR))

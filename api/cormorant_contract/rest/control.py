@@ -37,7 +37,7 @@ class DesiredReport(Answer):
     paused: bool
     """`spec.paused`, as last sent to the head."""
     pending: bool
-    """True while workers are being started or retired."""
+    """True while workers are being retired."""
     error: str = ""
     """Why the last change failed; empty if it succeeded."""
     empty_slots: dict[str, tuple[Count, ...]] | None = None

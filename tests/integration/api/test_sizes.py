@@ -1,5 +1,7 @@
 """How many workers a job has, over HTTP."""
 
+import os
+import signal
 from pathlib import Path
 
 from cormorant_testing.collecting import make_job
@@ -30,8 +32,12 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         until(lambda: not served.reader.get("/v1/status").json["desired"]["pending"])
         assert served.reader.get("/v1/status").json["desired"]["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
-        served.operator.put("/v1/desired", {"groups": {"cpu": 1}})
+        frozen = served.reader.get("/v1/workers/cpu-1").json["pid"]
+        os.kill(frozen, signal.SIGSTOP)
+        assert served.operator.put("/v1/desired", {"groups": {"cpu": 1}}).json["pending"], "cpu-1 has not ended"
+        os.kill(frozen, signal.SIGCONT)
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
+        until(lambda: not served.reader.get("/v1/status").json["desired"]["pending"])
 
 
 def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:

@@ -24,6 +24,7 @@ from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.scheduler import Scheduler
+from cormorant_worker.fleet.slot import SlotState
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
@@ -234,6 +235,7 @@ class FleetCore:
                 group.name: counters.group(group.name, desired=self.slots.sizes.get(group.name, 0))
                 for group in self.job.spec.worker_groups
             },
+            retiring=self.slots.count(SlotState.LEAVING, SlotState.FINISHING),
             queue_waits_s=dict(counters.waits_s),
             undurable_frames=counters.undurable_frames if self.dataset else 0,
             statistics={} if self.statistics is None else self.statistics.glance(),

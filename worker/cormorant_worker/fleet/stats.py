@@ -117,6 +117,8 @@ class FleetStats:
     paused: bool = False
     workers: tuple[WorkerStats, ...] = ()
     groups: Mapping[str, GroupStats] = field(default_factory=dict)
+    retiring: int = 0
+    """Workers that finish their work and then end."""
     queue_waits_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that producers waited for room, and consumers for a batch."""
     undurable_frames: int = 0
