@@ -2,13 +2,11 @@
 
 import asyncio
 import itertools
-import json
 import time
 from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
@@ -20,12 +18,10 @@ from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_o
 from cormorant_api.status import describe
 from cormorant_api.weights.publisher import check_preconditions
 from cormorant_api.weights.store import digest_of
-from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.rest.control import Reseed, Seeded
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Status
-from cormorant_contract.tensor_file import TensorFile
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.weights.blob import WeightsBlob
@@ -34,8 +30,6 @@ _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
 _COPIES = 2
 """Copies of a state in memory: the body, and what the fleet shares with its workers."""
-_KEY = "cormorant_fleet"
-_WORKER = "worker/"
 _numbers = itertools.count(1)
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
@@ -91,7 +85,7 @@ async def put_state(request: Request, head: TheHead) -> Status:
         received = await receive(request, body, stall_timeout_s=head.settings.stall_timeout_s)
         state = body.toreadonly()
         # Parsing a large state takes seconds; the event loop must stay free.
-        saved = await head.bulk(read_state, state)
+        saved = await head.bulk(_read, state)
 
         def restore() -> None:
             if "if-match" in request.headers:
@@ -146,47 +140,7 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
         pauses.end(lease.id)
 
 
-# The client's body is validated before it reaches the fleet.
-
-
-class _Document(BaseModel):
-    """Metadata of a state. Extra keys, from newer formats, are left to the fleet."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-    format: int
-    frames: Count
-    version: Version
-    attempts: dict[str, Count]
-    seed: Count
-    run: str = ""
-    epoch: Count = 0
-    dataset: str = ""
-    written: dict[str, Count] = Field(default={})
-
-
-def read_state(data: memoryview) -> FleetState:
-    """Parse a fleet's state; 400, 415 or 422 if the body is not a state."""
-    parsed = parse_body(data)
-    try:
-        document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
-        _check_parts(parsed, document)
-        return FleetState.from_bytes(data)
-    except ValidationError as error:
-        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise _mismatch(f"invalid {_KEY}: {found}") from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _mismatch(f"{_KEY} is missing from the metadata or malformed: {str(error)[:200]}") from error
-
-
-def _check_parts(parsed: TensorFile, document: _Document) -> None:
-    workers = {name.removeprefix(_WORKER) for name in parsed.tensors if name.startswith(_WORKER)}
-    if workers != set(document.attempts):
-        raise ValueError(f"it contains workers {sorted(workers)} but attempts of {sorted(document.attempts)}")
-    if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
-        raise ValueError(f"{odd[0][:80]} is not a byte array")
-
-
-def _mismatch(what: str) -> ApiError:
-    return ApiError(
-        ProblemType.STATE_MISMATCH, f"the body is not a state of a fleet: {what}; send what GET /v1/state returned"
-    )
+def _read(state: memoryview) -> FleetState:
+    """A client's body as a state; 400 or 415 if it is not even safetensors, 422 if it is not a state."""
+    parse_body(state)
+    return FleetState.from_bytes(state)

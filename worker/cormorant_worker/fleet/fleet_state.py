@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
+from pydantic import BaseModel, ConfigDict, ValidationError
 
+from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
@@ -16,11 +18,23 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
-_PLAIN = ("frames", "version", "attempts", "seed", "run", "epoch", "dataset", "written")
-"""Fields that are JSON as they are, in the order of the file."""
-_PAST = "past/"
+_PAST, _WORKER = "past/", "worker/"
 CURRENT = -1
 """Key, beside versions, of the statistics that the next version will be published with."""
+
+
+class _Plain(BaseModel):
+    """Fields of a state that are JSON as they are, in the order of the file."""
+
+    model_config = ConfigDict(strict=True)
+    frames: Count
+    version: Version
+    attempts: dict[str, Count]
+    seed: Count
+    run: str = ""
+    epoch: Count = 0
+    dataset: str = ""
+    written: dict[str, Count] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +92,10 @@ class FleetState:
 
     def to_bytes(self) -> bytes:
         """Encode as safetensors: one uint8 array per part, JSON in the metadata."""
-        parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
+        parts = {"weights": self.weights, **{_WORKER + name: data for name, data in self.workers.items()}}
         parts |= {f"{_PAST}{version}": data for version, data in self.past.items()}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
-        metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _PLAIN}
+        metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _Plain.model_fields}
         if self.statistics:
             metadata["statistics"] = {str(version): found.document() for version, found in self.statistics.items()}
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
@@ -89,25 +103,38 @@ class FleetState:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "FleetState":
-        """Decode the result of `to_bytes`. Weights and workers are views of `data`: a state may be gigabytes."""
+        """Decode the result of `to_bytes`, whatever the bytes are. Weights and workers are views of `data`: a state may
+        be gigabytes.
+        """
         try:
             parsed = parse_header(data)
             metadata = json.loads(parsed.metadata["cormorant_fleet"])
-            body = memoryview(data)[parsed.data_start :]
-            parts = {name: body[entry.begin : entry.end] for name, entry in parsed.tensors.items()}
-            if metadata["format"] == FORMAT:
-                older = sorted(int(name.removeprefix(_PAST)) for name in parts if name.startswith(_PAST))
-                return cls(
-                    **{name: metadata[name] for name in _PLAIN if name in metadata},
-                    weights=parts.pop("weights", b""),
-                    past={version: parts.pop(f"{_PAST}{version}") for version in older},
-                    statistics={
-                        int(version): Statistics.of_document(found)
-                        for version, found in dict(metadata.get("statistics", {})).items()
-                    },
-                    workers={name.removeprefix("worker/"): part for name, part in parts.items()},
-                )
+            if metadata["format"] != FORMAT:
+                raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+            plain = _Plain.model_validate(metadata)
+            body, parts = memoryview(data)[parsed.data_start :], dict[str, memoryview]()
+            for name, entry in parsed.tensors.items():
+                if entry.dtype != "U8" or len(entry.shape) != 1:
+                    raise ValueError(f"{name[:80]} is not a byte array")  # noqa: TRY301  # as for other bytes
+                parts[name] = body[entry.begin : entry.end]
+            workers = {name.removeprefix(_WORKER): part for name, part in parts.items() if name.startswith(_WORKER)}
+            if workers.keys() != plain.attempts.keys():
+                raise ValueError(f"it holds workers {sorted(workers)} but attempts of {sorted(plain.attempts)}")  # noqa: TRY301  # as above
+            older = sorted(int(name.removeprefix(_PAST)) for name in parts if name.startswith(_PAST))
+            return cls(
+                **plain.model_dump(),
+                weights=parts.get("weights", b""),
+                past={version: parts[f"{_PAST}{version}"] for version in older},
+                statistics={
+                    int(version): Statistics.of_document(found)
+                    for version, found in dict(metadata.get("statistics", {})).items()
+                },
+                workers=workers,
+            )
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            what = f"{error} is missing" if isinstance(error, KeyError) else error
-            raise StateError(f"these {len(data)} bytes are not a fleet's state: {what}") from error
-        raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+            what: object = f"{error} is missing" if isinstance(error, KeyError) else error
+            if isinstance(error, ValidationError):
+                what = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+            raise StateError(
+                f"these {len(data)} bytes are not a fleet's state: {what}; give what state() returned"
+            ) from error
