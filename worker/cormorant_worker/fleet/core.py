@@ -121,11 +121,6 @@ class FleetCore:
             warmup_frames=max(0, collection.init_random_frames - self.found_frames),
         )
 
-    @property
-    def settled(self) -> Settled:
-        """What workers' pods keep for the next head."""
-        return Settled(epoch=self.options.epoch, frames=self.options.settled_frames())
-
     def inherit(self, settled: Settled) -> None:
         """Count what an earlier head settled beyond this fleet's count: only workers' pods may have it."""
         if settled.epoch >= self.options.epoch or self.dataset is not None or self.episodes is not None:

@@ -158,8 +158,6 @@ class Finish:
 
     saves: bool = False
     """Everything is collected: report the collector's state, for `fleet.state()` after the end."""
-    settled: Settled = NOTHING_SETTLED
-    """Number of settled frames, which this worker's pod reports to the next head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

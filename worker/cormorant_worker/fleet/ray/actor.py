@@ -33,7 +33,7 @@ from cormorant_worker.inference.handshake import listen
 from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Finish, Leaving, Request, Sealed, Start, Ticket
+from cormorant_worker.worker.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.worker.runtime import Runtime, WorkerRuntime, describe_failure, forward_logs
 from cormorant_worker.worker.serving import ServerRuntime
 
@@ -179,9 +179,8 @@ class WorkerActor:
         return self._uplink.collect(turn, ticket)
 
     @_method(concurrency_group="tell")
-    def tell(self, turn: int, message: object) -> None:
-        if isinstance(message, Finish):
-            self._kept.keep_settled(message.settled)
+    def tell(self, turn: int, message: object, settled: Settled) -> None:
+        self._kept.keep_settled(settled)
         self._uplink.deliver(turn, message)
 
     @_method(concurrency_group="answer")

@@ -163,7 +163,7 @@ class RayConnection:
 
     def send(self, message: object) -> None:
         """Call `tell`. Other calls detect an actor that is gone."""
-        self.handle.tell.remote(next(self._turns), message)
+        self.handle.tell.remote(next(self._turns), message, self._settled())
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         collected = self.handle.collect.remote(next(self._turns), ticket)

@@ -274,7 +274,7 @@ class SlotLife:
             core.slots.move(handle.slot, SlotState.FINISHING)
             core.scheduler.may_not_collect(handle.slot.key)  # frames found stale from now on are another worker's
             saves = is_done and not core.is_closing and core.episodes is None
-            handle.send(messages.Finish(saves=saves, settled=core.settled))
+            handle.send(messages.Finish(saves=saves))
         return len(idle) == _MOST_FINISHES
 
     # -- GONE --------------------------------------------------------------------------------------------------
