@@ -323,7 +323,7 @@ class _Fetcher:
                 )
                 for part in told.parts
             ]
-            if told.lent_at is not None and time.monotonic() - told.lent_at >= told.ack_within_s:
+            if time.monotonic() - told.lent_at >= told.ack_within_s:
                 held.release()  # the head may have taken it back before it was locked, and delivers it again
                 return None
             batch = decode_memory(told.metadata, parts, on_ack=self._ack, on_forget=held.release)

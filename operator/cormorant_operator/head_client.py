@@ -57,7 +57,7 @@ class HeadClient:
             version=status.weights.version,
             min_applied_version=status.weights.min_applied_version,
             sizes=dict(desired.groups),
-            empty_slots=desired.empty_slots or {},
+            empty_slots=desired.empty_slots,
             is_resizing=desired.pending,
             pause_state=status.pause_state,
             is_leased=bool(status.pauses),
@@ -129,7 +129,7 @@ def _message(status: Status, kind: str) -> str:
 
 def _waits(job: Job, status: Status) -> Waits | None:
     """Waits only if a group autoscales: they change with every answer."""
-    if status.queue.consumer_wait_seconds is None or all(g.autoscale is None for g in job.spec.worker_groups):
+    if all(g.autoscale is None for g in job.spec.worker_groups):
         return None
     if status.desired.pending or status.pause_state != "running" or any(g.ready != g.desired for g in status.groups):
         return None

@@ -58,7 +58,7 @@ class HeadAnswer:
     missing_weights: str = ""
     """Weights of earlier heads that it lacks, and how it continues; empty: none are missing."""
     waits: Waits | None = None
-    """Set for jobs with an autoscaled group while every worker is ready. Older heads do not report it."""
+    """Set for jobs with an autoscaled group while every worker is ready."""
 
 
 POD_OWNER = "pod/"

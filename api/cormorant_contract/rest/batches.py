@@ -36,8 +36,8 @@ class MemoryBatch(Answer):
     max_version: int
     delivery: Count
     ack_within_s: Millis
-    lent_at: float | None = None
-    """When `ack_within_s` began, on the machine's CLOCK_MONOTONIC. None: sent by an older head."""
+    lent_at: float
+    """When `ack_within_s` began, on the machine's CLOCK_MONOTONIC."""
     metadata: dict[str, str]
     """The `__metadata__` that the safetensors file would have."""
     parts: tuple[MemoryPart, ...]

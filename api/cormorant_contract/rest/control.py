@@ -18,7 +18,7 @@ class Desired(RequestBody):
     """Current value of the job's `spec.paused`. Pause leases apply in addition."""
     empty_slots: Annotated[dict[str, tuple[Index, ...]], Field(default={}, max_length=8)]
     """Indices by group that stay without a worker; the group's workers take the lowest other indices. Groups that are
-    not named skip none. Older heads, whose report lacks this field, refuse it.
+    not named skip none.
     """
 
     @model_validator(mode="after")
@@ -40,8 +40,8 @@ class DesiredReport(Answer):
     """True while workers are being retired."""
     error: str = ""
     """Why the last change failed; empty if it succeeded."""
-    empty_slots: dict[str, tuple[Count, ...]] | None = None
-    """Skipped indices by group, as requested; groups without any are omitted. None from an older head."""
+    empty_slots: Annotated[dict[str, tuple[Count, ...]], Field(default={})]
+    """Skipped indices by group, as requested; groups without any are omitted."""
 
 
 class DrainReport(Answer):

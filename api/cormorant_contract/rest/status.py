@@ -26,8 +26,7 @@ class FrameCounts(Answer):
     collected: Count
     """Frames accepted by the output; `totalFrames` counts these."""
     settled: Count = 0
-    """Frames that a later head will not collect again: acknowledged, dropped as the oldest, or in a dataset. 0 from an
-    older head."""
+    """Frames that a later head will not collect again: acknowledged, dropped as the oldest, or in a dataset."""
     target: Count | None
     per_second: float
     """Frames stepped per second, over the last 10 s."""
@@ -65,8 +64,8 @@ class QueueReport(Answer):
     redelivered: Count
     held: Count = 0
     """Acknowledged batches whose shared memory another consumer still reads; workers cannot reuse it."""
-    consumer_wait_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Seconds in which a consumer waited for a batch. None from an older head."""
+    consumer_wait_seconds: Annotated[float, Field(ge=0)] = 0
+    """Seconds in which a consumer waited for a batch."""
     ended: bool
     """True once every batch is delivered and acknowledged."""
 
