@@ -40,8 +40,6 @@ class Entry:
     senders: int = 0
     """Responses that currently send its memory."""
     is_acked: bool = False
-    attached: list[object] = field(default_factory=list)
-    """Kept alive as long as the batch."""
     is_read: Callable[[], bool] = lambda: False
     """Whether a consumer currently reads its memory in place."""
 
@@ -217,14 +215,11 @@ class Ledger:
             self._forget_if_over(entry, over)
         entry.trace.sent()
 
-    def attach(self, batch_id: str, what: object, *, is_read: Callable[[], bool]) -> None:
-        """Mark a batch as read in place: `what` lives as long as the batch, and its memory is kept while `is_read()`,
-        which must be quick.
-        """
+    def attach(self, batch_id: str, *, is_read: Callable[[], bool]) -> None:
+        """Keep a batch's memory while `is_read()`, which must be quick."""
         with self._lock:
             number = self._number(batch_id)
             if number is not None and (entry := self._entries.get(number)) is not None:
-                entry.attached.append(what)
                 entry.is_read = is_read
 
     def ack(self, batch_id: str) -> "Future[None] | None":

@@ -2,55 +2,36 @@
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
-from cormorant_contract.tensor_file import TensorEntry, parse_header
+from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.fleet.batch_file import BatchFile
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.shared_memory import SharedMemory
 
-_ALIGNMENT = 64
+
+def memories_of(loan: Loan) -> list[SharedMemory]:
+    """The shared memory of each part; empty if another process of this machine could not map one of them."""
+    found = [part.memory for part in loan.parts if part.memory is not None]
+    return found if len(found) == len(loan.parts) else []
 
 
-def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tuple[MemoryBatch, SharedMemory | None]:
-    """Locate every tensor of a batch in shared memory.
-
-    Returns:
-        The description for the consumer, and extra memory for tensors that are in no part's shared memory (all of
-        them if a part is on another machine), to be kept until the batch is settled.
-    """
+def describe_memory(
+    lent: Lent, batch: BatchFile, memories: Sequence[SharedMemory], *, ack_within_s: float
+) -> MemoryBatch:
+    """Locate every tensor of a batch in the memory of its part, whose number begins the tensor's name."""
     parsed = parse_header(batch.header, file_size=batch.size_bytes)
-    homes = [part.memory for part in lent.loan.parts if part.memory is not None]
-    bases = [_address(home.buffer) for home in homes]
-    tensors: list[dict[str, MemoryTensor]] = [{} for _ in homes]
-    homeless: list[tuple[str, TensorEntry, memoryview]] = []
+    bases = [_address(memory.buffer) for memory in memories]
+    tensors: list[dict[str, MemoryTensor]] = [{} for _ in memories]
     for (name, entry), data in zip(parsed.tensors.items(), batch.buffers, strict=True):
-        at = _address(data)
-        for home, base, found in zip(homes, bases, tensors, strict=True):
-            if base <= at and at + len(data) <= base + home.size_bytes:
-                found[name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=at - base)
-                break
-        else:
-            homeless.append((name, entry, data))
-    extra = None
-    if homeless:
-        extra = SharedMemory.create(sum(_padded(data) for _, _, data in homeless))
-        homes.append(extra)
-        tensors.append({})
-        offset = 0
-        for name, entry, data in homeless:
-            extra.buffer[offset : offset + len(data)] = data
-            tensors[-1][name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
-            offset += _padded(data)
-    parts = [
-        MemoryPart(path=f"/proc/{os.getpid()}/fd/{home.descriptor}", size_bytes=home.size_bytes, tensors=found)
-        for home, found in zip(homes, tensors, strict=True)
-    ]
-    described = MemoryBatch(
+        part = int(name.partition("/")[0])
+        offset = _address(data) - bases[part]
+        tensors[part][name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
+    return MemoryBatch(
         id=lent.id,
         frames=lent.loan.num_frames,
         min_version=lent.loan.min_version,
@@ -59,15 +40,16 @@ def describe_memory(lent: Lent, batch: BatchFile, *, ack_within_s: float) -> tup
         ack_within_s=ack_within_s,
         lent_at=lent.lent_at,
         metadata=dict(parsed.metadata),
-        parts=tuple(parts),
+        parts=tuple(
+            MemoryPart(path=f"/proc/{os.getpid()}/fd/{memory.descriptor}", size_bytes=memory.size_bytes, tensors=found)
+            for memory, found in zip(memories, tensors, strict=True)
+        ),
     )
-    return described, extra
 
 
-def reading_of(loan: Loan) -> Callable[[], bool]:
-    """A predicate for whether a consumer maps a loan's memory: consumers hold a shared lock on each part."""
-    homes = [part.memory for part in loan.parts if part.memory is not None]
-    return lambda: any(_is_locked(home.descriptor) for home in homes)
+def reading_of(memories: Sequence[SharedMemory]) -> Callable[[], bool]:
+    """A predicate for whether a consumer maps one of them: consumers hold a shared lock on each part."""
+    return lambda: any(_is_locked(memory.descriptor) for memory in memories)
 
 
 def _is_locked(descriptor: int) -> bool:
@@ -79,10 +61,6 @@ def _is_locked(descriptor: int) -> bool:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def _padded(data: memoryview) -> int:
-    return -(-len(data) // _ALIGNMENT) * _ALIGNMENT
 
 
 def _address(data: memoryview) -> int:

@@ -7,7 +7,7 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cormorant_api.batches.ledger import Lent
-from cormorant_api.batches.memory_batch import describe_memory, reading_of
+from cormorant_api.batches.memory_batch import describe_memory, memories_of, reading_of
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
@@ -88,7 +88,7 @@ async def next_batch(
     settled: Annotated[str, Header(alias=SETTLED, description="From the consumer's last acknowledgement.")] = "",
 ) -> Response:
     """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
-    memory, for consumers on the head's machine.
+    memory, for consumers on the head's machine; on Ray, whose objects no other process maps, it is the batch itself.
     """
     if not head.has_queue:
         raise ApiError(
@@ -125,9 +125,9 @@ async def next_batch(
             **lent.trace.headers,
         }
         buffers = [memoryview(batch.header), *batch.buffers]
-        if MEMORY_JSON in request.headers.get("accept", ""):
-            described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
-            ledger.attach(lent.id, extra, is_read=reading_of(lent.loan))
+        if MEMORY_JSON in request.headers.get("accept", "") and (memories := memories_of(lent.loan)):
+            described = describe_memory(lent, batch, memories, ack_within_s=ledger.ack_within_s)
+            ledger.attach(lent.id, is_read=reading_of(memories))
             path, media_type = "memory", MEMORY_JSON
             buffers = [memoryview(described.model_dump_json().encode())]
     except BaseException:

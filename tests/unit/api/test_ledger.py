@@ -135,7 +135,7 @@ def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
     books, loan, mapped = Books(), FakeLoan(), [True]
     books.add(loan)
     slow = books.lend("slow")
-    books.ledger.attach(slow, None, is_read=lambda: mapped[0])
+    books.ledger.attach(slow, is_read=lambda: mapped[0])
     books.clock.now = 61
     books.ledger.expire()
     assert books.ledger.ack(books.lend("quick"))
