@@ -9,7 +9,6 @@ import numpy as np
 from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.tensor_file import parse_header
-from cormorant_worker.fleet.batch_file import BatchFile
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.shared_memory import SharedMemory
 
@@ -21,13 +20,13 @@ def memories_of(loan: Loan) -> list[SharedMemory]:
 
 
 def describe_memory(
-    lent: Lent, batch: BatchFile, memories: Sequence[SharedMemory], *, ack_within_s: float
+    lent: Lent, file: Sequence[memoryview], memories: Sequence[SharedMemory], *, ack_within_s: float
 ) -> MemoryBatch:
-    """Locate every tensor of a batch in the memory of its part, whose number begins the tensor's name."""
-    parsed = parse_header(batch.header, file_size=batch.size_bytes)
+    """Locate every tensor of a batch's file in the memory of its part, whose number begins the tensor's name."""
+    parsed = parse_header(file[0], file_size=sum(map(len, file)))
     bases = [_address(memory.buffer) for memory in memories]
     tensors: list[dict[str, MemoryTensor]] = [{} for _ in memories]
-    for (name, entry), data in zip(parsed.tensors.items(), batch.buffers, strict=True):
+    for (name, entry), data in zip(parsed.tensors.items(), file[1:], strict=True):
         part = int(name.partition("/")[0])
         offset = _address(data) - bases[part]
         tensors[part][name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)

@@ -108,12 +108,12 @@ async def next_batch(
     def over(end: End) -> None:
         ledger.sent(lent.id)
         if end == "complete":
-            head.metrics.handed_over(path, batch.size_bytes)
+            head.metrics.handed_over(path, sum(map(len, file)))
         else:
             ledger.release(lent.id, lent.delivery)
 
     try:
-        batch = await head.bulk(encode, lent.loan, batch_id=lent.id, delivery=lent.delivery)
+        buffers = file = await head.bulk(encode, lent.loan, batch_id=lent.id, delivery=lent.delivery)
         headers = {
             BATCH_ID: lent.id,
             FRAMES: str(lent.loan.num_frames),
@@ -124,9 +124,8 @@ async def next_batch(
             "Cache-Control": "no-store",
             **lent.trace.headers,
         }
-        buffers = [memoryview(batch.header), *batch.buffers]
         if MEMORY_JSON in request.headers.get("accept", "") and (memories := memories_of(lent.loan)):
-            described = describe_memory(lent, batch, memories, ack_within_s=ledger.ack_within_s)
+            described = describe_memory(lent, file, memories, ack_within_s=ledger.ack_within_s)
             ledger.attach(lent.id, is_read=reading_of(memories))
             path, media_type = "memory", MEMORY_JSON
             buffers = [memoryview(described.model_dump_json().encode())]

@@ -176,17 +176,17 @@ async def get_weights(request: Request, head: TheHead, model: str, version: Vers
 @router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def list_versions(head: TheHead, model: str) -> Versions:
     """Retained versions, newest first."""
-    history = head.store.history(_known(head, model))
+    history = ((stored, stored.models[model]) for stored in head.store.history(_known(head, model)))
     entries = tuple(
         VersionEntry(
-            version=m.version,
-            digest=m.digest,
-            etag=m.etag,
-            bytes=m.size_bytes,
-            published_at=m.published_at,
-            author=m.author,
+            version=stored.version,
+            digest=own.digest,
+            etag=own.etag,
+            bytes=own.size_bytes,
+            published_at=stored.published_at,
+            author=stored.author,
         )
-        for m in history
+        for stored, own in history
     )
     return Versions(model=model, versions=entries, keeps=head.store.keeps)
 

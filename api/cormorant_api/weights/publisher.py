@@ -152,7 +152,7 @@ class WeightPublisher:
                 "tensors",
                 current_version=acting,
             )
-        history = self.store.history(wanted.model)
+        history = [stored.models[wanted.model] for stored in self.store.history(wanted.model)]
         named = wanted.headers.get("if-match", "")
         base = next((stored for stored in history if matches(named, stored.etag)), None)
         if base is None:
@@ -378,7 +378,6 @@ class WeightPublisher:
 
 
 def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredVersion:
-    now = datetime.now(UTC)
     models = {}
     for name, tensors in blob.tensors.items():
         # A single model is stored as received, so its digest is the body's.
@@ -390,13 +389,11 @@ def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredV
             digest=digest if is_body else digest_of(buffers),
             buffers=buffers,
             num_tensors=len(tensors),
-            published_at=now,
-            author=author,
         )
     return StoredVersion(
         version=number,
         digest=digest,
-        published_at=now,
+        published_at=datetime.now(UTC),
         author=author,
         models=models,
         statistics=blob.statistics,

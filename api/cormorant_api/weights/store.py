@@ -52,8 +52,6 @@ class StoredModel:
     buffers: tuple[memoryview, ...]
     """Pieces of a safetensors file."""
     num_tensors: int
-    published_at: datetime
-    author: str
 
     @property
     def size_bytes(self) -> int:
@@ -129,12 +127,11 @@ class WeightStore:
 
     def model(self, name: str, version: int | None = None) -> StoredModel | None:
         """A model at that version (default: the newest)."""
-        return next((m for m in self.history(name) if version in (None, m.version)), None)
+        return next((v.models[name] for v in self.history(name) if version in (None, v.version)), None)
 
-    def history(self, name: str) -> list[StoredModel]:
-        """Retained versions of a model, newest first."""
-        found = sorted(self._versions.items(), reverse=True)
-        return [stored.models[name] for _, stored in found if name in stored.models]
+    def history(self, name: str) -> list[StoredVersion]:
+        """Retained versions with a model, newest first."""
+        return [stored for _, stored in sorted(self._versions.items(), reverse=True) if name in stored.models]
 
     def current(self) -> dict[str, StoredModel]:
         """The newest version of every published model."""
@@ -245,9 +242,7 @@ def _read(folder: Path) -> StoredVersion | None:
 
 
 def _map(folder: Path, document: Mapping[str, Any]) -> StoredVersion:
-    version, author = int(document["version"]), str(document["author"])
-    published_at = datetime.fromisoformat(document["published_at"]).astimezone(UTC)
-    models = {}
+    version, models = int(document["version"]), {}
     for number, model in enumerate(document["models"]):
         with (folder / f"{number}.safetensors").open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -259,15 +254,13 @@ def _map(folder: Path, document: Mapping[str, Any]) -> StoredVersion:
             digest=model["digest"],
             buffers=(memoryview(mapped),),
             num_tensors=int(model["num_tensors"]),
-            published_at=published_at,
-            author=author,
         )
     statistics = document.get("statistics")
     return StoredVersion(
         version=version,
         digest=document["digest"],
-        published_at=published_at,
-        author=author,
+        published_at=datetime.fromisoformat(document["published_at"]).astimezone(UTC),
+        author=str(document["author"]),
         models=models,
         statistics=None if statistics is None else Statistics.of_document(statistics),
     )

@@ -86,7 +86,7 @@ def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Del
         storing_device="cpu", on_copied=lambda: None, on_release=lambda: None, **options,
     )  # fmt: skip
     wire = encode(loan, batch_id="e-4", delivery=2)
-    return loan, decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+    return loan, decode(memoryview(bytearray(b"".join(wire))))
 
 
 @pytest.mark.parametrize(

@@ -78,8 +78,7 @@ def expected(block: Block) -> dict[str, np.ndarray]:
 
 def joined(loan: Loan) -> tuple[bytes, dict[str, np.ndarray]]:
     wire = encode(loan, batch_id="7-3", delivery=2)
-    data = wire.header + b"".join(wire.buffers)
-    assert len(data) == wire.size_bytes
+    data = b"".join(wire)
     return data, safetensors.numpy.load(data)
 
 
@@ -129,7 +128,7 @@ def test_nothing_is_copied_and_bulk_begins_at_round_offsets() -> None:
     loan = loan_of((block, memory))
     wire = encode(loan, batch_id="0-0", delivery=1)
     block.observation[0][0, 0] = 77
-    data = wire.header + b"".join(wire.buffers)
+    data = b"".join(wire)
     assert (safetensors.numpy.load(data)["0/observation"][0, 0] == 77).all()
     file = parse_header(data)
     for name, entry in file.tensors.items():

@@ -18,7 +18,6 @@ first one of the carried arrays.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,28 +32,17 @@ _LINE = 64
 _DTYPES = {np.dtype(attribute): name for name, attribute in NUMPY_NAMES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchFile:
-    """A file in pieces: the header, then the buffers, which are views of the loan's memory."""
-
-    header: bytes
-    buffers: list[memoryview]
-    size_bytes: int
-    """Size of the whole file."""
-
-
-def encode(loan: Loan, *, batch_id: str, delivery: int) -> BatchFile:
-    """Encode a loan, which must not be released before the buffers are sent, as a file, without copying it. Tensors of
-    a multiple of 64 bytes come first, so that they begin at such multiples. `batch_id`: `<epoch>-<n>`; `delivery`: from
-    1.
+def encode(loan: Loan, *, batch_id: str, delivery: int) -> list[memoryview]:
+    """Encode a loan, which must not be released before they are sent, as the pieces of a file: the header, then each
+    tensor, a view of the loan's memory. Tensors of a multiple of 64 bytes come first, so that they begin at such
+    multiples. `batch_id`: `<epoch>-<n>`; `delivery`: from 1.
     """
     found = ((i, key, array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block))
     tensors = [(f"{i}/{key}", array) for i, key, array in found if array.size]
     tensors.sort(key=lambda item: (item[1].nbytes % _LINE > 0, -item[1].itemsize))
     described = ((name, _DTYPES[array.dtype], array.shape) for name, array in tensors)
-    header, file = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
-    buffers = [array.reshape(-1).view(np.uint8).data for _, array in tensors]
-    return BatchFile(header=header, buffers=buffers, size_bytes=file.size_bytes)
+    header, _ = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
+    return [memoryview(header), *(array.reshape(-1).view(np.uint8).data for _, array in tensors)]
 
 
 def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
