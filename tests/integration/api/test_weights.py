@@ -1,6 +1,5 @@
 """Publishing over HTTP: what is taken, what is refused and how, and who acts with it."""
 
-import json
 import os
 import pickle
 import shutil
@@ -68,20 +67,6 @@ def test_publish_is_applied_by_all_and_reads_back(endless: Served) -> None:
     assert endless.reader.get(PATH, If_None_Match=found.headers["etag"]).status == 304
 
 
-def test_frames_collected_after_applied_are_by_the_new_weights(endless: Served) -> None:
-    version = endless.writer.put(PATH, weights_file(77), Prefer="wait=60").json["version"]
-    # What was under way when it was applied is delivered first: at most the queue, and a batch of each worker.
-    for _ in range(10):
-        reply = endless.data.take(consumer="watcher")
-        arrays = safetensors.numpy.load(reply.body)
-        acted, actions = arrays["0/collector/policy_version"], arrays["0/action"]
-        assert (actions[acted == version][:, 0] == 77).all()
-        if int(reply.headers["cormorant-min-version"]) >= version:
-            break
-    else:
-        pytest.fail("the new weights never acted")
-
-
 def test_versions_only_grow_and_a_repetition_changes_nothing(endless: Served) -> None:
     before = current(endless)
     body = weights_file(5)
@@ -114,37 +99,15 @@ def patch(served: Served, body: bytes, query: str = "", **headers: str) -> Reply
     return served.writer.call("PATCH", PATH + query, body, **{"Content_Type": SAFETENSORS, **headers})
 
 
-def test_a_part_of_the_weights_is_published_over_the_rest(endless: Served) -> None:
-    base = endless.writer.put(PATH, weights_file(51, bias=np.full(3, 5, np.float32)), Prefer="wait=60")
-    reply = patch(endless, part_file(number=52), If_Match=base.headers["etag"], Prefer="wait=60")
-    assert (reply.status, reply.json["state"], reply.json["version"]) == (200, "applied", base.json["version"] + 1)
-    found = endless.reader.get(PATH)
-    assert found.headers["etag"] == reply.headers["etag"]
-    arrays = safetensors.numpy.load(found.body)
-    assert (arrays["number"], arrays["bias"].tolist()) == (52, [5, 5, 5])
-    # The number decides the first action: workers act with the part, too.
-    for _ in range(10):
-        batch = endless.data.take()
-        if int(batch.headers["cormorant-min-version"]) == reply.json["version"]:
-            assert (safetensors.numpy.load(batch.body)["0/action"][..., 0] == 52).all()
-            break
-    else:
-        pytest.fail("the part never acted")
-
-
 def test_a_part_needs_the_base_that_it_was_made_for(endless: Served) -> None:
     base = endless.writer.put(PATH, weights_file(61))
     unconditional = patch(endless, part_file(number=1))
     assert (unconditional.status, unconditional.kind) == (428, "precondition-required")
     newer = endless.writer.put(PATH, weights_file(62))
-    stale = patch(endless, part_file(number=1), If_Match=base.headers["etag"])
-    assert (stale.status, stale.kind, stale.json["current_etag"]) == (
-        412, "precondition-failed", newer.headers["etag"],
-    )  # fmt: skip
-    unknown = patch(endless, part_file(number=1), If_Match='"1:xxh3:00"')
-    assert (unknown.status, unknown.kind, unknown.json["current_etag"]) == (
-        412, "precondition-failed", newer.headers["etag"],
-    )  # fmt: skip
+    for stale in (base.headers["etag"], '"1:xxh3:00"'):
+        refused = patch(endless, part_file(number=1), If_Match=stale)
+        assert (refused.status, refused.kind) == (412, "precondition-failed")
+        assert refused.json["current_etag"] == newer.headers["etag"]
     assert endless.reader.get(PATH).body == weights_file(62)
     assert current(endless) == newer.json["version"]
 
@@ -210,15 +173,6 @@ def test_an_old_version_comes_back_under_a_new_number(endless: Served) -> None:
     assert (expired.status, expired.kind) == (404, "version-expired")
 
 
-def edited(body: bytes, **changes: object) -> bytes:
-    """A file whose header says something else."""
-    length = int.from_bytes(body[:8], "little")
-    document = json.loads(body[8 : 8 + length])
-    document["bias"].update(changes)
-    text = json.dumps(document).encode()
-    return len(text).to_bytes(8, "little") + text + body[8 + length :]
-
-
 GOOD = weights_file(1)
 
 
@@ -229,10 +183,6 @@ GOOD = weights_file(1)
         (b"short", 400, "malformed-safetensors"),
         (GOOD[:-1], 400, "malformed-safetensors"),
         (GOOD + b"\0", 400, "malformed-safetensors"),
-        ((2**63).to_bytes(8, "little") + GOOD[8:], 400, "malformed-safetensors"),
-        (edited(GOOD, data_offsets=[2**63, 2**63 + 12]), 400, "malformed-safetensors"),
-        (edited(GOOD, shape=[-3]), 400, "malformed-safetensors"),
-        (edited(GOOD, dtype="F99"), 400, "malformed-safetensors"),
         (pickle.dumps({"number": 1.0}), 415, "unsafe-format"),
         (b"PK\x03\x04" + bytes(400), 415, "unsafe-format"),
         (weights_file(1, bias=None), 422, "tensor-mismatch"),
@@ -249,17 +199,6 @@ def test_weights_of_another_policy_are_refused(endless: Served, body: bytes, sta
     reply = endless.writer.put(PATH, body)
     assert (reply.status, reply.kind) == (status, kind), reply.body
     assert current(endless) == before
-
-
-def test_values_that_are_no_numbers_are_taken_from_who_means_them(endless: Served) -> None:
-    before = current(endless)
-    refused = endless.writer.put(PATH, weights_file(1, bias=np.array([0, -np.inf, np.nan], np.float32)))
-    assert refused.json["detail"].startswith("policy/bias: NaN or infinite values; nothing was published")
-    meant = endless.writer.put(
-        PATH + "?allow_nonfinite=true", weights_file(before + 1, bias=np.array([0, -np.inf, 0], np.float32))
-    )
-    assert (meant.status, meant.json["version"]) == (202, before + 1)
-    assert endless.writer.put(PATH, weights_file(before + 2), Prefer="wait=60").status == 200
 
 
 def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
@@ -314,19 +253,6 @@ def test_refused_publish_does_not_wait_for_a_hung_disk(endless: Served, monkeypa
     published = endless.writer.put(PATH, body, Prefer="wait=60")
     assert (published.status, published.json["version"]) == (200, before + 1)
     assert endless.reader.get(PATH).body == body
-
-
-def test_publish_that_is_not_flushed_in_time_carries_a_warning(endless: Served, monkeypatch: Any) -> None:
-    before, thawed = current(endless), threading.Event()
-    monkeypatch.setattr(endless.server.head.running.publisher, "within_s", 1.0)
-    monkeypatch.setattr("cormorant_api.weights.store.sync_path", lambda _: thawed.wait(60))
-    try:
-        published = endless.writer.put(PATH, weights_file(before + 1), Prefer="wait=60")
-    finally:
-        thawed.set()
-    assert (published.status, published.json["version"]) == (200, before + 1)
-    warning = f"could not keep weights version {before + 1}: the disk did not answer within 1 s; the weights"
-    assert published.json["warning"].startswith(warning)
 
 
 def test_next_head_has_a_publish_only_if_it_was_accepted(endless: Served, tmp_path: Path, monkeypatch: Any) -> None:

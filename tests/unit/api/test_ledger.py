@@ -78,13 +78,18 @@ def test_a_slow_disk_holds_up_no_other_caller() -> None:
     assert again.done()
 
 
-def test_a_batch_that_the_head_took_back_is_not_acknowledged() -> None:
-    books = Books()
-    books.add(FakeLoan(), FakeLoan())
-    acked, held = books.lend(), books.lend()
-    books.ledger.ack(acked)
+def test_close_returns_unread_batches_which_nobody_acknowledges_any_more() -> None:
+    books, acked, ready, idle, read = Books(), FakeLoan(), FakeLoan(), FakeLoan(), FakeLoan()
+    books.add(acked, idle, read, ready)
+    first, held = books.lend(), books.lend()
+    books.ledger.ack(first)
+    reading = books.ledger.lend("b")
+    assert reading is not None
     books.ledger.close()
-    assert books.ledger.ack(acked) is not None
+    assert (ready.releases, idle.releases, read.releases) == (1, 1, 0)
+    books.ledger.sent(reading.id)
+    assert read.releases == 1
+    assert books.ledger.ack(first) is not None
     assert books.ledger.ack(held) is None, "the next head collects its frames again"
     assert books.settled == [10]
 
@@ -114,21 +119,6 @@ def test_ids_that_were_never_given_are_unknown(batch_id: str) -> None:
     books.add(FakeLoan(), FakeLoan())
     assert not books.ledger.ack(batch_id)
     assert not books.ledger.release(batch_id, 1)
-
-
-def test_unacknowledged_batch_comes_again_first() -> None:
-    books = Books()
-    books.add(FakeLoan(), FakeLoan())
-    first = books.lend("dead")
-    assert first == "e-1-0"
-    books.clock.now = 59.9
-    assert books.ledger.expire() == 0
-    books.clock.now = 60.0
-    assert books.ledger.expire() == 1
-    again = books.ledger.lend("b")
-    assert again is not None
-    assert (again.id, again.delivery) == (first, 2)
-    assert books.ledger.counts().redelivered == 1
 
 
 def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
@@ -176,12 +166,15 @@ def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
 def test_late_release_does_not_take_the_batch_from_the_next() -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
-    first = books.lend("a")
-    books.clock.now += 61
+    first = books.lend("dead")
+    books.clock.now = 59.9
+    assert books.ledger.expire() == 0
+    books.clock.now = 60.0
     assert books.ledger.expire() == 1
     again = books.ledger.lend("a")
     assert again is not None
-    assert (again.id, again.delivery) == (first, 2)
+    assert (again.id, again.delivery) == (first, 2), "it comes again, before newer ones"
+    assert books.ledger.counts().redelivered == 1
     assert books.ledger.release(first, 1), "it is known, and no longer held by the one who releases it"
     assert books.lend("b") != first
     assert books.ledger.release(first, 2)
@@ -198,28 +191,6 @@ def test_stale_batches_are_dropped_on_request_and_counted() -> None:
     assert old.releases == 1
     assert books.ledger.counts().stale_frames == 10
     assert books.settled == [10]
-
-
-def test_the_stream_ends_with_the_last_acknowledgement() -> None:
-    books = Books()
-    books.add(FakeLoan())
-    batch = books.lend()
-    books.ledger.exhaust()
-    assert not books.ledger.has_ended
-    books.ledger.ack(batch)
-    assert books.ledger.has_ended
-
-
-def test_close_returns_unread_batches_at_once() -> None:
-    books, ready, idle, read = Books(), FakeLoan(), FakeLoan(), FakeLoan()
-    books.add(idle, read, ready)
-    books.lend()
-    reading = books.ledger.lend("b")
-    assert reading is not None
-    books.ledger.close()
-    assert (ready.releases, idle.releases, read.releases) == (1, 1, 0)
-    books.ledger.sent(reading.id)
-    assert read.releases == 1
 
 
 def test_consumers_are_remembered_within_bounds() -> None:
