@@ -24,35 +24,21 @@ def pair(client: Client, version: int) -> tuple[float, str | None]:
     return float(found.numpy()["number"]), found.metadata.get("learner")
 
 
-def test_weights_and_metadata_are_of_one_publisher(tmp_path: Path) -> None:
+def test_metadata_is_of_one_publish_whoever_makes_it_and_outlives_the_head(tmp_path: Path) -> None:
     with serve(JOB, directory=tmp_path) as served, client_of(served) as one, client_of(served) as two:
-        first = one.publish(numbered(1), metadata={"learner": "one 1"}).version
+        first = one.publish({"policy": numbered(1)}, metadata={"learner": "one 1"}).version
         assert two.publish(numbered(2), metadata={"learner": "two 2"}).version == first + 1
         # `one` does not know of it, and asks for the same number.
         assert one.publish(numbered(3), metadata={"learner": "one 3"}).version == first + 2
         assert [pair(two, first + n) for n in range(3)] == [(1, "one 1"), (2, "two 2"), (3, "one 3")]
-        assert one.publish(numbered(4)).version == first + 3
-        assert pair(one, first + 3) == (4, None)
-
-
-def test_patch_has_its_own_metadata_and_rollback_the_old(tmp_path: Path) -> None:
+        assert pair(one, one.patch({"number": numbered(4)["number"]}).version) == (4, None)
+        assert one.weights().numpy()["bias"].tolist() == [3, 3, 3]
+        assert pair(one, one.rollback(first + 2).version) == (3, "one 3")
+        assert pair(one, one.publish(numbered(5)).version) == (5, None)
+        last = one.rollback(first + 2).version
     with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
-        first = client.publish(numbered(1), metadata={"learner": "1"}).version
-        assert pair(client, client.patch({"number": numbered(2)["number"]}).version) == (2, None)
-        assert client.weights().numpy()["bias"].tolist() == [1, 1, 1]
-        assert pair(client, client.rollback(first).version) == (1, "1")
-
-
-def test_the_next_head_has_the_weights_and_their_metadata(tmp_path: Path) -> None:
-    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
-        version = client.publish({"policy": numbered(1)}, metadata={"learner": "1"}).version
-    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
-        assert pair(client, version) == (1, "1")
-
-
-def test_metadata_of_a_mebibyte_is_published(tmp_path: Path) -> None:
-    text = "x" * ((1 << 20) - len('{"learner": ""}'))
-    with serve(JOB, directory=tmp_path) as served, client_of(served) as client:
+        assert pair(client, last) == (3, "one 3")
+        text = "x" * ((1 << 20) - len('{"learner": ""}'))
         assert pair(client, client.publish(numbered(1), metadata={"learner": text}).version) == (1, text)
     with pytest.raises(WeightsError, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
         make_body(numbered(1), metadata={"learner": text + "x"})
