@@ -211,7 +211,7 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
             StateError, match="could not restore its state: cpu-0: environment 0 could not take its state: OSError: no"
         ):
             fleet.restore(saved)
-        others = replace(FleetState.from_bytes(saved), workers={"cpu-7": b"zero"}).to_bytes()
+        others = replace(FleetState.from_bytes(saved), workers={"cpu-7": b"zero"}, attempts={"cpu-7": 0}).to_bytes()
         with pytest.raises(StateError, match=r"the state holds workers \['cpu-7'\]"):
             fleet.restore(others)
         fleet.pause()
