@@ -131,6 +131,31 @@ def test_a_policy_in_jax_in_one_loop(exploration: ExplorationType) -> None:
         assert (ours.weights.current()["policy"]["params.shift"] == 0.5).all(), "published weights act"
 
 
+class Flags(EchoFunctions):
+    """Sees whether its episode was won, too."""
+
+    def reset(self, key: Any, params: None) -> Any:
+        obs, state = super().reset(key, params)
+        return {"echo": obs, "won": jnp.bool_(False)}, state
+
+    def step_env(self, key: Any, state: Any, action: Any, params: None) -> Any:
+        obs, state, reward, is_won, info = super().step_env(key, state, action, params)
+        return {"echo": obs, "won": is_won}, state, reward, is_won, info
+
+    def observation_space(self, params: None) -> Any:
+        return None
+
+
+def test_flags_of_functions_in_one_loop() -> None:
+    with make_collector(env=Flags, num_envs=N, seed=7) as ours, make_collector(env=Flags, num_envs=N, seed=7) as plain:
+        assert isinstance(ours._rollout, ScanRollout)
+        plain._rollout = None
+        found, wanted = (collector.collect(num_steps=40 * N) for collector in (ours, plain))
+    assert wanted["next", "observation", "won"].any()
+    for key in wanted.keys(True, True):
+        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+
+
 def test_functions_give_their_tensors_without_a_copy() -> None:
     """As on a GPU, where numpy cannot read JAX's memory."""
     with opened_functions() as ours, opened_functions() as plain:
@@ -159,6 +184,7 @@ class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     def __init__(self, num_envs: int, *, does: str = "") -> None:
         self.num_envs, self.does, self.steps = num_envs, does, 0
+        self.kept = torch.zeros(num_envs, 1)
         self.single_observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.single_action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
@@ -173,7 +199,18 @@ class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
         last = torch.full((self.num_envs, 2), float((self.steps - 1) % 4 + 1))
         obs = torch.where(ended[:, None], 0.0, last)
         reward, info = actions[:, 0], {"final_obs": last}
+        flags = ended, torch.zeros_like(ended)
         match self.does:
+            case "keep":
+                assert actions.dtype == torch.float32
+                reward, self.kept = actions[:, 0] + self.kept[:, 0], actions.mul_(2)
+            case "counts":
+                flags = ended.to(torch.uint8), flags[1].numpy()
+                info |= {"step": last[:, 0], "_step": last[:, 1].to(torch.uint8) % 2}
+            case "lazy":
+                info["final_obs"] = last if ended.any() else obs
+            case "objects":
+                info["final_obs"] = np.full(self.num_envs, None)
             case "nan":
                 last[1, 0] = torch.nan
             case "nan reward":
@@ -188,7 +225,7 @@ class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
                 reward = reward[:, None]
             case "doubles":
                 obs = obs.double()
-        return obs, reward, ended, torch.zeros_like(ended), info
+        return obs, reward, *flags, info
 
 
 @pytest.mark.parametrize(
@@ -199,6 +236,7 @@ class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ("alias", "in the memory of the observations"),
         ("equal", "equals the first observation of the next episode"),
         ("none", 'gives no info."final_obs".*compute_final_obs=True'),
+        ("objects", 'gives no info."final_obs"'),
         ("shape", "reward and flags of shapes .*3, 1"),
     ],
 )
@@ -207,6 +245,36 @@ def test_what_single_steps_refuse_is_refused(does: str, sentence: str) -> None:
         assert isinstance(collector._rollout, DeviceRollout)
         with pytest.raises(EnvCrashed, match=sentence):
             collector.collect(num_steps=60)
+
+
+@pytest.mark.parametrize("does", ["counts", "lazy"])
+def test_what_single_steps_accept_is_accepted(does: str) -> None:
+    info = [{"key": "step", "dtype": "float32", "shape": []}]
+    ours, plain = (
+        make_collector(env=partial(Simulator, does=does), num_envs=3, info=info, policy=constant(0.5)) for _ in "12"
+    )
+    with ours, plain:
+        assert isinstance(ours._rollout, DeviceRollout)
+        plain._rollout = None
+        found, wanted = (collector.collect(num_steps=30) for collector in (ours, plain))
+    for key in wanted.keys(True, True):
+        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+
+
+@pytest.mark.parametrize("is_plain", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_actions_are_the_environments_own(dtype: torch.dtype, is_plain: bool) -> None:
+    memory = torch.zeros(3, 1, dtype=dtype)
+    with make_collector(
+        env=partial(Simulator, does="keep"), num_envs=3, policy=lambda seen: memory.copy_(seen[:, :1] / 8)
+    ) as collector:
+        assert isinstance(collector._rollout, DeviceRollout)
+        if is_plain:
+            collector._rollout = None
+        batch = collector.collect(num_steps=30)
+    actions = batch["action"][..., 0]
+    np.testing.assert_array_equal(actions[0], [t % 4 / 8 for t in range(10)])
+    np.testing.assert_array_equal(batch["next", "reward"][:, 1:, 0], actions[:, 1:] + 2 * actions[:, :-1])
 
 
 def test_observations_in_another_dtype_are_cast() -> None:

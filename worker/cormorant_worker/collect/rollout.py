@@ -150,7 +150,7 @@ class DeviceRollout(Rollout):
         return rows
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        actor, env, num_actions = self._actor, self._env, len(block.action)
+        actor, env = self._actor, self._env
         rows = self._rows = DeviceRows(block, None if self._is_block else self._device, self._rows)
         first, t = torch.from_numpy(self._group.is_init.copy()).to(self._device), 0
         for t in range(num_rows):
@@ -163,7 +163,9 @@ class DeviceRollout(Rollout):
             for stored, value in zip((*rows.chosen_at[t], *rows.states_at[t + 1]), found, strict=True):
                 stored.copy_(value)
             acted = monotonic_ns()
-            step = env.step_tensors(found[:num_actions])
+            # Copies, in the dtypes of the space: the policy may write its own again, and the environment these.
+            actions = zip(found, rows.action, strict=False)
+            step = env.step_tensors([value.to(stored.dtype, copy=True) for value, stored in actions])
             stepped = monotonic_ns()
             if actor.reads_first:
                 first = torch.logical_or(step.terminated, step.truncated)

@@ -203,21 +203,24 @@ class FlatVector:
         except Exception as error:
             raise self._failed(f"step {self.steps + 1}", error) from error
         self.steps += 1
-        columns = reward, terminated, truncated
+        columns = tuple(map(self._to_device, (reward, terminated, truncated)))
         if any(tuple(column.shape) != (self.num_envs,) for column in columns):
             raise self._misfit(f"reward and flags of shapes {[tuple(column.shape) for column in columns]}")
-        parts, final, ended = self._tensors(obs), info.get("final_obs"), terminated | truncated
+        columns = columns[0], columns[1].bool(), columns[2].bool()
+        parts, final, ended = self._tensors(obs), info.get("final_obs"), columns[1] | columns[2]
+        seen = parts
         if final is None:
             if ended.any():
                 raise self.no_final()
-            seen = parts
         elif isinstance(final, np.ndarray) and final.dtype == object:
+            if any(final[row] is None for row in np.flatnonzero(self._on_host(ended))):
+                raise self.no_final()
             blank = tuple(np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
             rows = [blank if row is None else flatten(self.observation_space, self._on_host(row)) for row in final]
             seen = self._to_device(tuple(np.stack(leaf) for leaf in zip(*rows, strict=True)))
         else:
             seen = self._tensors(final)
-            if any(a.data_ptr() == b.data_ptr() for a, b in zip(seen, parts, strict=True)):
+            if any(a.data_ptr() == b.data_ptr() for a, b in zip(seen, parts, strict=True)) and ended.any():
                 raise self.lost_final("in the memory of the observations, which the reset has overwritten")
         if ACTION_MASK in info:  # for the host, where random actions are drawn
             self._note_masks(self._on_host(info), EVERY_ROW)
@@ -235,7 +238,7 @@ class FlatVector:
                 out = np.full(column.shape, field.filling)
                 self._read(field, self._on_host(source), out)
                 value, mask = self._to_device(out), None
-            has_value = rows if mask is None else rows & self._to_device(mask)
+            has_value = rows if mask is None else rows & self._to_device(mask).bool()
             column = value.where(has_value.reshape(-1, *[1] * len(leaf.shape)), column)
         return column
 

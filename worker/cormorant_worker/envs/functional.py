@@ -309,7 +309,8 @@ class Compiled:
             chosen = drawn if act is None else act(params, nested(obs), drawn)
             action = chosen["action"] if isinstance(chosen, Mapping) else chosen
             after, first, *results = self._step(carry, action.astype(self.no_action.dtype))
-            return after, first, (chosen, first, *results)
+            # As they are stored: a flag, or a number of a few bits, is an int64 there, whose JAX is int32.
+            return after, _like(first, obs), (chosen, first, *results)
 
         def scan(carry: RowStates, obs: Any, params: Any, drawn: Any, num_steps: int) -> Any:
             def advance(now: Any, each: Any) -> Any:
@@ -420,8 +421,7 @@ class FunctionalVectorEnv(VectorEnv):
         return chosen, WholeStep(*results)
 
     def step_tensors(self, actions: Sequence[torch.Tensor]) -> WholeStep:
-        # A copy: the policy may write it again while JAX still reads it.
-        given = actions[0].to(self._action_dtype, copy=True)
+        given = actions[0].to(self._action_dtype)
         self._carry, *step = self._call(self._compiled.step, self._carry, jnp.from_dlpack(given))
         return WholeStep(*jax.tree.map(from_dlpack, tuple(step)))
 

@@ -90,7 +90,8 @@ class GymVectorEnv(VectorEnv):
             self._is_interrupted |= is_left_out
 
     def recv(self) -> Step:
-        stepped = self._vector.step(self._actions)
+        # Copies: the environment may keep them, and these are written again.
+        stepped = self._vector.step(tuple(action.copy() for action in self._actions))
         info = self._vector.infos(self._info, stepped, is_same_step=self._mode is AutoresetMode.SAME_STEP)
         if not self.lockstep and self._mode is AutoresetMode.NEXT_STEP:
             return self._recv_held(stepped, info)
