@@ -131,6 +131,23 @@ def test_a_policy_in_jax_in_one_loop(exploration: ExplorationType) -> None:
         assert (ours.weights.current()["policy"]["params.shift"] == 0.5).all(), "published weights act"
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_action_in_bfloat16_is_one_in_float32() -> None:
+    def act(params: Any, observation: Any, key: Any) -> Any:
+        return jnp.tanh(observation[:, :2] + params["shift"]).astype(jnp.bfloat16)
+
+    ours, plain = (
+        make_collector(env=EchoFunctions, num_envs=N, policy=JaxPolicy(act, {"shift": jnp.zeros(2, jnp.bfloat16)}))
+        for _ in "12"
+    )
+    with ours, plain:
+        assert isinstance(ours._rollout, ScanRollout)
+        plain._rollout = None
+        found, wanted = (collector.collect(num_steps=20 * N)["action"].numpy() for collector in (ours, plain))
+    np.testing.assert_array_equal(found, wanted)
+    assert found.any()
+
+
 class Flags(EchoFunctions):
     """Sees whether its episode was won, too."""
 

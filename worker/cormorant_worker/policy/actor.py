@@ -166,7 +166,8 @@ class PolicyActor:
         """Actions and outputs, as they are stored, of what a policy returned for K steps at once, [K, N, ...]; only if
         `can_act_tensors`.
         """
-        found = (as_numpy(value) for value in self._written_by(self._named(chosen)))
+        named: dict[Key, Any] = {("action",): chosen} if isinstance(chosen, np.ndarray) else dict(_flat(chosen))
+        found = map(as_numpy, self._written_by(named))
         return tuple(
             array.reshape(*array.shape[:2], *leaf.shape).astype(leaf.dtype, copy=False)
             for array, leaf in zip(found, self._leaves, strict=True)

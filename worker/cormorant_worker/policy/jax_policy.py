@@ -52,7 +52,7 @@ class JaxPolicy(nn.Module):
         keys = self.draw_keys(1)
         key = None if keys is None else keys[0]
         found = _compiled(self.act)(self.arrays(), map_arrays(_host, observation), key)
-        return map_arrays(lambda value: torch.from_numpy(np.array(value)), found)
+        return map_arrays(_tensor, found)
 
 
 def _module(params: Mapping[str, Any]) -> nn.Module:
@@ -61,7 +61,7 @@ def _module(params: Mapping[str, Any]) -> nn.Module:
         if isinstance(value, Mapping):
             module.add_module(name, _module(value))
             continue
-        tensor = torch.from_numpy(np.array(value))
+        tensor = _tensor(value)
         if tensor.is_floating_point():
             module.register_parameter(name, nn.Parameter(tensor))
         else:
@@ -73,6 +73,12 @@ def _arrays(module: nn.Module) -> dict[str, Any]:
     tensors = {**module._parameters, **module._buffers}
     held = {name: np.array(_host(tensor)) for name, tensor in tensors.items() if tensor is not None}
     return held | {name: _arrays(part) for name, part in module._modules.items() if part is not None}
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """A copy; of bfloat16, which numpy lacks, in float32."""
+    array = np.array(value)
+    return torch.from_numpy(array.astype(np.float32) if array.dtype.name == "bfloat16" else array)
 
 
 def _host(tensor: torch.Tensor) -> Any:
