@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from cormorant_worker.errors import PolicyError
 from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.spaces import map_arrays
 
@@ -29,6 +30,9 @@ class JaxPolicy(nn.Module):
                 else is to be stored. `observation` is [n, ...], nested like the space; `key` is a key of
                 `jax.random`, or None where the best action is asked for.
             params: nested dicts of arrays; floating-point ones are parameters, others buffers.
+
+        Raises:
+            PolicyError: a name that a torch module cannot give to a parameter.
         """
         super().__init__()
         self.act = act
@@ -58,6 +62,10 @@ class JaxPolicy(nn.Module):
 def _module(params: Mapping[str, Any]) -> nn.Module:
     module = nn.Module()
     for name, value in params.items():
+        if hasattr(module, name) or "." in name:
+            raise PolicyError(
+                f'a parameter of a JaxPolicy cannot be named "{name}": torch has the name, or it has a dot; rename it'
+            )
         if isinstance(value, Mapping):
             module.add_module(name, _module(value))
             continue
