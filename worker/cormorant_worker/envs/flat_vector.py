@@ -105,7 +105,7 @@ class FlatVector:
             self.close()
             raise
         self._nested_actions = unflattener(self.action_space)
-        self._nan = NanCheck(self.observation_space, largest=np.inf)
+        self.nan = NanCheck(self.observation_space, largest=np.inf)
         length = info_mask_length(self.observation_space, self.action_space)
         self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
         """[N, length]: as `VectorEnv.illegal`."""
@@ -227,9 +227,12 @@ class FlatVector:
         return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in fields])
 
     def _info_tensor(self, field: InfoField, info: Mapping[str, Any], ended: Any) -> Any:
-        """As `infos` has it, on the device."""
+        """As `infos` has it, made on the device: an upload in every step would wait for it."""
+        import torch  # the environment has imported it
+
         leaf = field.leaf
-        column = self._to_device(np.full((self.num_envs, *leaf.shape), field.filling))
+        shape, dtype = (self.num_envs, *leaf.shape), getattr(torch, leaf.dtype.name)
+        column = ended.new_full(shape, field.filling.item(), dtype=dtype)
         for source, rows in ((info, ~ended), (info.get("final_info"), ended)):
             value, mask = find_info(source, field.key) if isinstance(source, Mapping) else (None, None)
             if value is None:
@@ -252,10 +255,6 @@ class FlatVector:
                 return cast
         return parts
 
-    def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
-        """See `VectorEnv.check_steps`."""
-        self._nan.check_steps(obs, reward, at, final)
-
     def settle(self) -> None:
         """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset."""
         while self._has_ended:
@@ -275,7 +274,7 @@ class FlatVector:
                     f"{'.'.join(leaf.key)} of shape {part.shape}; {self.num_envs} environments and their space say "
                     f"{(self.num_envs, *leaf.shape)}"
                 )
-        self._nan.look(parts, EVERY_ROW)
+        self.nan.look(parts, EVERY_ROW)
         return parts
 
     def final(self, stepped: Stepped) -> Arrays | None:
@@ -293,7 +292,7 @@ class FlatVector:
             if any(np.shares_memory(a, b) for a, b in zip(parts, stepped.obs, strict=True)):
                 raise self.lost_final("in the memory of the observations, which the reset has overwritten")
             final = tuple(part[ended] for part in parts)
-        self._nan.look(final, ended)
+        self.nan.look(final, ended)
         return final
 
     def lost_final(self, what: str) -> BadObservation:

@@ -114,7 +114,7 @@ class GymVectorEnv(VectorEnv):
         return self._vector.step_tensors(actions, self._info)
 
     def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
-        self._vector.check_steps(obs, reward, at, final)
+        self._vector.nan.check_steps(obs, reward, at, final)
         steps, rows = at
         if len(rows):
             self._refuse_lost(final, [leaf[steps + 1, rows] for leaf in obs], [leaf[steps, rows] for leaf in obs])
