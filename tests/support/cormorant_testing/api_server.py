@@ -1,7 +1,7 @@
 """An API server behind the methods of the operator's `KubeClient`: objects, versions, preconditions, refusals."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from cormorant_contract.job import KIND
@@ -15,7 +15,9 @@ Raw = dict[str, Any]
 class ApiServer:
     """Keeps objects by kind and name."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, now: Callable[[], str] = lambda: SINCE) -> None:
+        """`now`: when objects are created."""
+        self._now, self._births = now, Counter[str]()
         self.stored: dict[tuple[str, str], Raw] = {}
         self.requests: list[str] = []
         """Verb and name, `DELETE pong-cpu-0-x`; a dry run is a TRY."""
@@ -42,10 +44,21 @@ class ApiServer:
         """Store an object under the next version; no request."""
         kind, metadata = manifest["kind"], manifest["metadata"]
         self._version += 1
-        born = {"uid": f"uid-of-{kind}-{metadata['name']}", "creationTimestamp": SINCE, "generation": 1}
+        before = self.stored.get((kind, metadata["name"]))
+        if before is None:
+            uid = f"uid-of-{kind}-{metadata['name']}"
+            self._births[uid] += 1
+            uid += f"-{self._births[uid]}" if self._births[uid] > 1 else ""
+            born = {"uid": uid, "creationTimestamp": self._now(), "generation": 1}
+        else:
+            born = {key: before["metadata"][key] for key in ("uid", "creationTimestamp", "generation")}
         stored = {**manifest, "metadata": {**born, **metadata, "resourceVersion": str(self._version)}}
         self.stored[kind, metadata["name"]] = stored
         return stored
+
+    def remove(self, kind: str, name: str) -> Raw:
+        """Delete an object; no request. Returns what it was."""
+        return self.stored.pop((kind, name))
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
         kind, name = manifest["kind"], manifest["metadata"].get("name", "")
@@ -55,21 +68,21 @@ class ApiServer:
         return dict(manifest) if is_dry_run else self.keep(manifest)
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
-        self._note("APPLY", manifest["metadata"]["name"])
-        return self.keep(manifest)
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self._note("APPLY", name)
+        return self.keep({**self.stored.get((kind, name), {}), **manifest})
 
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
         self._note("GET", name)
-        if (kind, name) not in self.stored:
-            raise KubeNotFound(404, {"message": f"{name} not found"}, request="GET")
-        return self.stored[kind, name]
+        return self._found(kind, name)
 
     async def patch(
         self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
     ) -> Raw:
         self._note("PATCH", f"{name}/{subresource}" if subresource else name)
         before = self._current(kind, body["metadata"], name)
-        return self.keep({**before, "status": {**before.get("status", {}), **body["status"]}})
+        metadata = {**before["metadata"], **_merged(before["metadata"], body["metadata"], "annotations")}
+        return self.keep({**before, "metadata": metadata, **_merged(before, body, "status")})
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
         name = manifest["metadata"]["name"]
@@ -84,8 +97,8 @@ class ApiServer:
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
         self._note("DELETE", name)
-        self.stored.pop((kind, name))
-        return {"kind": "Status"}
+        self._current(kind, preconditions, name)
+        return self.remove(kind, name)
 
     async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> AsyncIterator[tuple[list[Raw], str]]:
         self._note("LIST", kind)
@@ -106,10 +119,15 @@ class ApiServer:
     def asked(self, verb: str) -> int:
         return sum(request.startswith(f"{verb} ") for request in self.requests)
 
+    def _found(self, kind: str, name: str) -> Raw:
+        if (kind, name) not in self.stored:
+            raise KubeNotFound(404, {"message": f"{name} not found"}, request="GET")
+        return self.stored[kind, name]
+
     def _current(self, kind: str, metadata: Mapping[str, Any], name: str) -> Raw:
-        """What is stored, if it is the version that the request names."""
-        before = self.stored[kind, name]
-        if metadata.get("resourceVersion") not in (None, before["metadata"]["resourceVersion"]):
+        """What is stored, if it is the object and the version that the request names."""
+        before = self._found(kind, name)
+        if any(metadata.get(key) not in (None, "", before["metadata"][key]) for key in ("uid", "resourceVersion")):
             self.conflicts += 1
             raise KubeConflict(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
         return before
@@ -120,3 +138,9 @@ class ApiServer:
             raise Unreachable("the API server does not answer")
         if code := self.refused.get(f"{verb} {name}") or self.refused.get(verb):
             raise error_of(code, self.refusal or {"message": f"{name} is not to be touched"}, request=verb)
+
+
+def _merged(before: Mapping[str, Any], patch: Mapping[str, Any], part: str) -> Raw:
+    """A part of an object after a JSON merge patch; None takes a field away."""
+    merged = {**before.get(part, {}), **patch.get(part, {})}
+    return {part: {key: value for key, value in merged.items() if value is not None}}

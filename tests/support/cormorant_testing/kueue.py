@@ -1,27 +1,30 @@
 """Kueue as plain values: one Workload that is admitted and evicted when a test says so."""
 
-from collections.abc import Mapping
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
 
-from cormorant_operator.decide.plan import ApplyChild, PatchWorkload, ReadQueueObject
-from cormorant_operator.job_state import JobState, RefusalKind
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import write_time
-from cormorant_operator.workload import Workload, read_flavor, read_workload
+from cormorant_operator.workload import Workload, read_workload
+from cormorant_testing.api_server import ApiServer
 
 
 class Kueue:
-    def __init__(self) -> None:
-        self.raw: Manifest | None = None
-        """The Workload as the API server holds it."""
-        self.node_labels: dict[str, str] = {}
+    def __init__(self, api: ApiServer, write: Callable[[Manifest], object]) -> None:
+        """`write`: changes an object, and tells the operator."""
+        self._api, self._write = api, write
+        self.label_nodes()
+
+    def label_nodes(self, **labels: str) -> None:
         """Of the flavor `spot`."""
-        self.classes: dict[str, int] = {}
-        """WorkloadPriorityClasses that exist."""
-        self.requests = 0
-        self._version = 0
+        spec = {"nodeLabels": labels}
+        self._api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": spec})
+
+    @property
+    def raw(self) -> Manifest | None:
+        """The Workload as the API server holds it."""
+        return next((raw for (kind, _), raw in self._api.stored.items() if kind == "Workload"), None)
 
     @property
     def workload(self) -> Workload | None:
@@ -30,38 +33,12 @@ class Kueue:
     @property
     def status(self) -> dict[str, Any]:
         assert self.raw is not None
-        return dict(self.raw.setdefault("status", {}))
+        return dict(self.raw.get("status") or {})
 
     def condition(self, kind: str) -> str:
         """`True/Reason`; empty if there is none."""
         found = next((c for c in self.status.get("conditions", ()) if c["type"] == kind), None)
         return f"{found['status']}/{found['reason']}" if found is not None else ""
-
-    # -- the operator ------------------------------------------------------------------------------------------
-
-    def apply(self, action: ApplyChild, at: datetime) -> None:
-        self.requests += 1
-        before = self.raw or {"metadata": {"uid": f"w{self._version}", "creationTimestamp": write_time(at)}}
-        metadata = {**before["metadata"], **action.manifest["metadata"]}
-        self._store({**deepcopy(action.manifest), "metadata": metadata, "status": before.get("status", {})})
-
-    def patch(self, action: PatchWorkload) -> None:
-        self.requests += 1
-        assert self.raw is not None
-        assert action.workload.version == self.raw["metadata"]["resourceVersion"], "an outdated write"
-        changed = {**self.status, **deepcopy(dict(action.status))}
-        self._store({**self.raw, "status": {key: value for key, value in changed.items() if value is not None}})
-
-    def read(self, action: ReadQueueObject, known: JobState, at: datetime) -> None:
-        self.requests += 1
-        if action.kind == "ResourceFlavor":
-            known.flavors[action.name, action.admission] = read_flavor({"spec": {"nodeLabels": self.node_labels}})
-        elif action.name in self.classes:
-            known.priorities[action.name] = self.classes[action.name]
-        else:
-            known.refuse(action.kind, RefusalKind.FORBIDDEN, f"there is no {action.kind} {action.name}", at=at)
-
-    # -- Kueue -------------------------------------------------------------------------------------------------
 
     def admit(self, at: datetime, counts: Mapping[str, int] | None = None, **status: Any) -> None:
         """Reserve quota of the flavor `spot` and admit; `counts`: pod sets that get fewer pods than asked for."""
@@ -93,8 +70,5 @@ class Kueue:
             {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": write_time(at)}
             for kind, (value, reason) in news.items()
         ]
-        self._store({**self.raw, "status": {**self.status, "conditions": [*kept, *said], **status}})
-
-    def _store(self, raw: Manifest) -> None:
-        self._version += 1
-        self.raw = {**raw, "metadata": {**raw["metadata"], "resourceVersion": str(self._version)}}
+        status = {**self.status, "conditions": [*kept, *said], **status}
+        self._write({**self.raw, "status": status})

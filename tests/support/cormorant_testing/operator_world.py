@@ -1,4 +1,5 @@
-"""A cluster of plain values that does what plans say, and what kubelets, schedulers and people do besides.
+"""One job in a small cluster: the operator's decisions, executor and cache at an API server in memory, and all that
+kubelets, schedulers and people do besides, under a clock of the tests.
 
 After every order it checks what must never be: two live pods in one slot, two live heads, frames that go back within an
 epoch, settled frames that ever do, a job that is over and comes back.
@@ -6,41 +7,34 @@ epoch, settled frames that ever do, a job that is over and comes back.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from cormorant_contract.parsing import parse_job
-from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator.cache import JobRecord, Member
+from cormorant_contract.children import QUEUE
+from cormorant_contract.job import KIND
+from cormorant_contract.rest.control import Desired
+from cormorant_operator import names
+from cormorant_operator.cache import Cache, JobRecord
 from cormorant_operator.decide import plan as orders
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Job, find
-from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict
-from cormorant_operator.pods import (
-    NodeFact,
-    Obstacle,
-    Pod,
-    PodIndex,
-    pod_identity,
-    read_pod,
-    read_termination_message,
-    write_time,
-)
-from cormorant_operator.render.children import digest_of
-from cormorant_operator.templates import Templates
+from cormorant_operator.errors import HeadSilent, KubeConflict, KubeRefused
+from cormorant_operator.executor import Executor
+from cormorant_operator.job import Job, find, read_job
+from cormorant_operator.job_state import HeadAnswer, JobState
+from cormorant_operator.names import Manifest
+from cormorant_operator.pods import Obstacle, Pod, write_time
+from cormorant_testing.api_server import ApiServer, Raw
 from cormorant_testing.kueue import Kueue
 from manifest_making import collector_job
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GRACE_S = 60
-MARKS = {
-    "cormorant.dev/retiring-since": "retiring_since",
-    "cormorant.dev/draining-since": "draining_since",
-    "cormorant.dev/stalled-since": "stalled_since",
-}
+UID = "0f3c9a52-uid"
+_CONDITIONS = ("PodScheduled", "Ready", "DisruptionTarget")
 
 
 def make_spec(**changes: Any) -> dict[str, Any]:
@@ -55,17 +49,38 @@ def make_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
-def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, queue: str = "", **spec: Any) -> Job:
-    document = collector_job("pong", make_spec(**spec), namespace="team-a")
-    return Job(
-        name="pong",
-        namespace="team-a",
-        uid="0f3c9a52-uid",
-        generation=generation,
-        queue=queue,
-        templates=Templates(parse_job(document).spec),
-        status=status or CollectorJobStatus(),
-    )
+def make_document(*, generation: int = 1, queue: str = "", **spec: Any) -> Raw:
+    metadata = {"namespace": "team-a", "uid": UID, "generation": generation, "labels": {QUEUE: queue}}
+    return collector_job("pong", make_spec(**spec), **metadata)
+
+
+def make_job(**fields: Any) -> Job:
+    """`fields`: those of `make_document`."""
+    job = read_job(make_document(**fields))
+    assert isinstance(job, Job), job
+    return job
+
+
+class _Server(ApiServer):
+    """Refuses pods, and gives those that run their grace."""
+
+    def __init__(self, world: "World") -> None:
+        super().__init__(now=lambda: write_time(world.now))
+        self._world = world
+
+    async def create(self, manifest: Manifest, *, is_dry_run: bool = False) -> Raw:
+        if manifest["kind"] == "Pod":
+            self._world.admit(manifest, is_dry_run=is_dry_run)
+        return await super().create(manifest, is_dry_run=is_dry_run)
+
+    def remove(self, kind: str, name: str) -> Raw:
+        pod = self._world.pods.get(name) if kind == "Pod" else None
+        if pod is None or (pod.is_terminal and not pod.has_sidecar) or not pod.is_scheduled:
+            return super().remove(kind, name)
+        if pod.is_terminating:
+            return self.stored[kind, name]
+        self._world.change(name, deletionTimestamp=write_time(self._world.now + timedelta(seconds=GRACE_S)))
+        return self._world.say_of(name, Ready="False")
 
 
 class _Then:
@@ -86,15 +101,10 @@ class World:
     def __init__(self, *, defaults: OperatorDefaults | None = None, queue: str = "", **spec: Any) -> None:
         self.defaults = defaults or OperatorDefaults()
         self.spec, self.queue = spec, queue
-        self.job = make_job(queue=queue, **spec)
-        self.kueue = Kueue()
         self.now = BEGIN
-        self.pods: dict[str, Pod] = {}
-        self.children: dict[tuple[str, str], str] = {}
-        self.known = JobState(led_since=BEGIN)
-        """What the operator has in memory."""
+        self.api = _Server(self)
+        self.kueue = Kueue(self.api, self.keep)
         self.lost_nodes: set[str] = set()
-        self.is_deleted = False
         self.done: list[orders.Action] = []
         self.told: list[str] = []
         """Reasons of the events that were sent."""
@@ -102,28 +112,30 @@ class World:
         """The API server refuses pods of this image."""
         self.quota: int | None = None
         """Pods that the namespace may have."""
-        self.attempts: dict[tuple[str, int], int] = {}
-        self.epoch = 0
-        """Highest attempts and epoch that the operator has seen."""
-        self._uids = 0
         self.then = _Then(self)
+        self.api.keep(make_document(queue=queue, **spec))
+        self.restart_operator()
+        job = self.record().job
+        assert isinstance(job, Job), job
+        self.job = job
 
     # -- the operator ------------------------------------------------------------------------------------------
 
     def record(self) -> JobRecord:
-        """The job's objects, as an operator's cache has them."""
-        members = {
-            f"{kind}/{name}": Member(version=1, fact=digest, name=name, kind=kind)
-            for (kind, name), digest in self.children.items()
-        }
-        return JobRecord(
-            namespace=self.job.namespace,
-            members=members,
-            pod_index=PodIndex(self.pods.values()),
-            attempts=dict(self.attempts),
-            epoch=self.epoch,
-            workload=self.kueue.workload,
-        )
+        """The job's objects, as the operator has seen them."""
+        return self.cache.record(UID)
+
+    @property
+    def pods(self) -> dict[str, Pod]:
+        return {pod.name: pod for pod in sorted(self.record().pods, key=lambda pod: (pod.created, pod.name))}
+
+    @property
+    def children(self) -> dict[tuple[str, str], str]:
+        return self.record().children
+
+    @property
+    def is_deleted(self) -> bool:
+        return (KIND, "pong") not in self.api.stored
 
     def state(self, **changes: Any) -> JobState:
         return replace(self.known, answered_at=self.now, **changes)
@@ -167,14 +179,20 @@ class World:
 
     def restart_operator(self) -> None:
         self.known = JobState(led_since=self.now)
-        self.attempts, self.epoch = {}, 0
-        for pod in self.pods.values():
-            self._notice(pod)
+        """What the operator has in memory."""
+        self.cache = Cache()
+        given: Any = (self.api, self)
+        self.executor = Executor(*given, self.cache, key=b"k" * 32, clock=lambda: self.now)
+        for raw in self.api.stored.values():
+            labels = raw["metadata"].get("labels") or {}
+            if raw["kind"] == KIND or labels.get(names.MANAGED_BY) == names.MANAGER:
+                self.cache.see(raw)
 
     def edit(self, **spec: Any) -> None:
         self.spec = {**self.spec, **spec}
         generation = self.job.generation + 1
-        self.job = make_job(generation=generation, status=self.job.status, queue=self.queue, **self.spec)
+        job = make_job(generation=generation, queue=self.queue, **self.spec)
+        self.job = replace(job, status=self.job.status)
 
     def enqueue(self, queue: str) -> None:
         self.queue = queue
@@ -182,55 +200,28 @@ class World:
 
     def do(self, action: orders.Action) -> None:
         self.done.append(action)
-        known = self.known
-        match action:
-            case orders.CheckTemplate():
-                image = action.manifest["spec"]["containers"][0]["image"]
-                error = f"image {image} is not allowed here" if image == self.bad_image else ""
-                known.verdicts[action.template] = Verdict(error=error, at=self.now, generation=self.job.generation)
-            case orders.ApplyChild() if action.manifest["kind"] == "Workload":
-                self.kueue.apply(action, self.now)
-            case orders.ApplyChild():
-                key = (action.manifest["kind"], action.manifest["metadata"]["name"])
-                self.children[key] = digest_of(action.manifest)
-            case orders.CreateTokens():
-                known.has_tokens = True
-                if action.claim is not None:
-                    key = (action.claim["kind"], action.claim["metadata"]["name"])
-                    self.children[key] = digest_of(action.claim)
-            case orders.CreatePod():
-                self._create(action)
-            case orders.DeletePod():
-                self.delete(action.pod.name, uid=action.pod.uid)
-            case orders.MarkPod():
-                if action.pod.name in self.pods:
-                    self._change(action.pod.name, **{MARKS[action.annotation]: action.at})
-            case orders.PatchWorkload():
-                self.kueue.patch(action)
-            case orders.ReadQueueObject():
-                self.kueue.read(action, known, self.now)
-            case orders.DeleteChild() if action.kind == "Workload":
-                self.kueue.raw = None
-            case orders.DeleteChild():
-                self.children.pop((action.kind, action.name), None)
-            case orders.SetDesired():
-                if known.answer is not None and not known.is_silent:
-                    known.answer = replace(
-                        known.answer,
-                        sizes=action.desired.groups,
-                        empty_slots=action.desired.empty_slots,
-                        is_spec_paused=bool(action.desired.paused),
-                        pause_state="paused" if action.desired.paused else "running",
-                    )
-            case orders.DrainHead():
-                if known.answer is not None and not known.is_silent:
-                    known.answer = replace(known.answer, phase="Draining")
-            case orders.CheckNode():
-                known.nodes[action.name] = NodeFact(is_lost=action.name in self.lost_nodes, at=self.now)
-            case orders.DeleteJob():
-                self.is_deleted = True
-                self.pods.clear()
+        with suppress(KubeConflict):
+            _run(self.executor.do(self.job, action, self.known, decided_at=self.now))
+        if self.is_deleted:
+            for kind, name in list(self.api.stored):
+                self.vanish(name, kind)
         self.check()
+
+    async def set_desired(self, _job: Job, _head: Pod, desired: Desired) -> None:
+        self._tell_head(
+            sizes=desired.groups,
+            empty_slots=desired.empty_slots,
+            is_spec_paused=bool(desired.paused),
+            pause_state="paused" if desired.paused else "running",
+        )
+
+    async def drain(self, _job: Job, _head: Pod) -> None:
+        self._tell_head(phase="Draining")
+
+    def _tell_head(self, **changes: Any) -> None:
+        if self.known.answer is None or self.known.is_silent:
+            raise HeadSilent("it does not answer")
+        self.known.answer = replace(self.known.answer, **changes)
 
     def write(self, plan: orders.Plan) -> None:
         self.told += [note.reason for note in plan.events]
@@ -246,42 +237,20 @@ class World:
         self.job = replace(self.job, status=plan.status)
 
     def check(self) -> None:
-        slots = Counter((pod.group, pod.index) for pod in self.pods.values() if pod.role == "worker" and pod.is_live)
-        assert max(slots.values(), default=0) <= 1, f"two live pods in a slot: {slots}"
-        heads = [pod.name for pod in self.pods.values() if pod.role == "head" and pod.is_live]
-        assert len(heads) <= 1, f"two live heads: {heads}"
+        live = [pod for pod in self.record().pod_index.pods.values() if pod.is_live]
+        places = Counter((pod.role, pod.group, pod.index) for pod in live if pod.role != "canary")
+        assert max(places.values(), default=0) <= 1, f"two live pods in one place: {places}"
 
-    def _create(self, action: orders.CreatePod) -> None:
-        name = action.manifest["metadata"]["name"]
-        if name in self.pods or self._is_past(action):
-            return
-        refusal = self.known.refusals.get(action.owner)
-        if refusal is not None and refusal.at == self.now:
-            return  # as the executor: what was refused a moment ago is refused again
-        if self.quota is not None and len(self.pods) >= self.quota:
-            self.known.refuse(action.owner, RefusalKind.QUOTA, "exceeded quota: pods", at=self.now)
-            return
-        self.known.refusals.pop(action.owner, None)
-        found = self.kueue.workload
-        assert not self.queue or (found is not None and found.is_admitted), f"{name} before Kueue admitted the job"
-        self._uids += 1
-        metadata = {**action.manifest["metadata"], "uid": f"u{self._uids}", "creationTimestamp": write_time(self.now)}
-        pod = read_pod({**action.manifest, "metadata": metadata})
-        assert pod is not None
-        self.pods[name] = pod
-        self._notice(pod)
-
-    def _is_past(self, action: orders.CreatePod) -> bool:
-        """As the executor, which looks once more: a pod's place was filled since the plan was made."""
-        role, slot, number = pod_identity(action.manifest)
-        return number <= (self.epoch if role == "head" else self.attempts.get(slot, -1))
-
-    def _notice(self, pod: Pod) -> None:
-        slot = (pod.group, pod.index)
-        if pod.role == "head":
-            self.epoch = max(self.epoch, pod.epoch)
-        elif pod.role == "worker":
-            self.attempts[slot] = max(self.attempts.get(slot, -1), pod.attempt)
+    def admit(self, pod: Manifest, *, is_dry_run: bool) -> None:
+        """What admission plugins say of a new pod."""
+        image = pod["spec"]["containers"][0]["image"]
+        words = f"image {image} is not allowed here" if image == self.bad_image else ""
+        if not is_dry_run:
+            found = self.kueue.workload
+            assert not self.queue or (found is not None and found.is_admitted), "a pod before Kueue admitted the job"
+            words = "exceeded quota: pods" if self.quota is not None and len(self.pods) >= self.quota else words
+        if words:
+            raise KubeRefused(403 if "quota" in words else 422, {"message": words}, request="POST pods")
 
     # -- the cluster -------------------------------------------------------------------------------------------
 
@@ -291,11 +260,11 @@ class World:
         for pod in list(self.pods.values()):
             is_lost = pod.node in self.lost_nodes
             if pod.deletion_deadline is not None and not is_lost and self.now >= pod.deletion_deadline:
-                del self.pods[pod.name]
+                self.vanish(pod.name)
 
     def place(self, name: str) -> None:
         """A node is found."""
-        self._change(name, is_scheduled=True, scheduled_since=self.now, obstacle=Obstacle.NONE, obstacle_message="")
+        self.say_of(name, PodScheduled="True", containerStatuses=[])
 
     def place_all(self) -> None:
         for pod in list(self.pods.values()):
@@ -304,22 +273,14 @@ class World:
 
     def start(self, name: str) -> None:
         """A node is found, the image is there, the probes answer."""
-        pod = self._change(
-            name,
-            phase="Running",
-            is_scheduled=True,
-            scheduled_since=self.pods[name].scheduled_since or self.now,
-            ready_since=self.now,
-            obstacle=Obstacle.NONE,
-            obstacle_message="",
-            ip="10.0.0.1",
-        )
-        if pod.role == "head":
-            self.say(pod)
+        self.place(name)
+        self.say_of(name, Ready="True", phase="Running", podIP="10.0.0.1")
+        if self.pods[name].role == "head":
+            self.say(self.pods[name])
 
     def unready(self, name: str) -> None:
         """Its readiness probe fails; the container runs on."""
-        self._change(name, ready_since=None)
+        self.say_of(name, Ready="False")
 
     def start_all(self) -> None:
         for pod in list(self.pods.values()):
@@ -356,70 +317,91 @@ class World:
         reason: str = "Error",
         ran_s: float = 5.0,
         message: str = "",
-        **more: Any,
+        has_sidecar: bool = False,
+        **conditions: str,
     ) -> None:
         """The container ends by itself."""
-        frames, words = read_termination_message(message)
-        self._change(
-            name,
-            message=words,
-            settled_frames=frames,
-            phase="Succeeded" if exit_code == 0 else "Failed",
-            exit_code=exit_code,
-            reason="Completed" if exit_code == 0 else reason,
-            ended=self.now,
-            ran_s=ran_s,
-            ready_since=None,
-            **more,
-        )
+        began, over = write_time(self.now - timedelta(seconds=ran_s)), write_time(self.now)
+        reason, phase = ("Completed", "Succeeded") if exit_code == 0 else (reason, "Failed")
+        ended = {"exitCode": exit_code, "reason": reason, "message": message, "startedAt": began, "finishedAt": over}
+        containers = [{"name": self.pods[name].role, "state": {"terminated": ended}}]
+        if has_sidecar:
+            containers.append({"name": "sidecar", "state": {"running": {}}})
+        phase = "Running" if has_sidecar else phase
+        self.say_of(name, PodScheduled="True", Ready="False", phase=phase, containerStatuses=containers, **conditions)
 
     def reject(self, name: str) -> None:
         """The kubelet does not take it: none of its containers runs."""
-        failed = {"phase": "Failed", "reason": "UnexpectedAdmissionError"}
-        self._change(name, is_rejected=True, is_disrupted=True, is_scheduled=True, **failed)
+        self.say_of(name, PodScheduled="True", Ready="False", phase="Failed", reason="UnexpectedAdmissionError")
 
     def evict(self, name: str) -> None:
-        self.finish(name, exit_code=137, reason="Evicted", is_disrupted=True)
+        self.finish(name, exit_code=137, reason="Evicted", DisruptionTarget="True")
 
-    def delete(self, name: str, *, uid: str = "") -> None:
+    def delete(self, name: str) -> None:
         """Somebody deletes a pod; it is gone at once where nothing runs."""
-        pod = self.pods.get(name)
-        if pod is None or (uid and pod.uid != uid) or pod.is_terminating:
-            return
-        if (pod.is_terminal and not pod.has_sidecar) or not pod.is_scheduled:
-            del self.pods[name]
-        else:
-            self._change(name, deletion_deadline=self.now + timedelta(seconds=GRACE_S), ready_since=None)
+        self.api.remove("Pod", name)
+        if ("Pod", name) not in self.api.stored:
+            self.cache.forget(self.pods[name].uid)
 
-    def vanish(self, name: str) -> None:
+    def vanish(self, name: str, kind: str = "Pod") -> None:
         """Deleted by force: not even a record remains."""
-        del self.pods[name]
+        raw = self.api.stored.pop((kind, name))
+        self.cache.see(raw, is_deleted=True)
 
     def lose(self, name: str) -> None:
         """Its node is gone, and the deletion that follows is never confirmed."""
         self.expel(name)
-        self.lost_nodes.add(self.pods[name].node)
+        self.lose_node(self.pods[name].node)
+
+    def lose_node(self, name: str) -> None:
+        del self.api.stored["Node", name]
+        self.lost_nodes.add(name)
 
     def expel(self, name: str) -> None:
         """A taint deletes it, with its grace."""
-        until = self.now + timedelta(seconds=GRACE_S)
-        node = f"node-of-{name}"
-        self._change(
-            name, deletion_deadline=until, node=node, is_taint_evicted=True, is_disrupted=True, ready_since=None
-        )
+        ready = {"type": "Ready", "status": "True"}
+        node = {"kind": "Node", "metadata": {"name": f"node-of-{name}"}, "status": {"conditions": [ready]}}
+        self.api.keep(node)
+        self.api.stored["Pod", name]["spec"]["nodeName"] = f"node-of-{name}"
+        self.change(name, deletionTimestamp=write_time(self.now + timedelta(seconds=GRACE_S)))
+        self.say_of(name, Ready="False", DisruptionTarget=("True", "DeletionByTaintManager", ""))
 
     def block(self, name: str, obstacle: Obstacle, message: str) -> None:
         """It cannot start; what has an image to pull has a node."""
         if obstacle is Obstacle.UNSCHEDULABLE:
-            self._change(name, is_scheduled=False, scheduled_since=None)
-        elif not self.pods[name].is_scheduled:
-            self.place(name)
-        self._change(name, obstacle=obstacle, obstacle_message=message)
+            self.say_of(name, PodScheduled=("False", "Unschedulable", message))
+            return
+        image, _, words = message.removeprefix("image ").rpartition(": ")
+        is_image = obstacle is Obstacle.IMAGE_PULL
+        reason = "ErrImagePull" if is_image else "CreateContainerConfigError"
+        waiting = {"reason": reason, "message": words if is_image else message}
+        container = {"name": self.pods[name].role, "image": image, "state": {"waiting": waiting}}
+        self.say_of(name, PodScheduled="True", containerStatuses=[container])
 
-    def _change(self, name: str, **changes: Any) -> Pod:
-        self.pods[name] = replace(self.pods[name], **changes)
+    def say_of(self, name: str, **status: Any) -> Raw:
+        """A kubelet or a controller writes parts of a pod's status; conditions by name: status, or with their reason
+        and message.
+        """
+        raw = self.api.stored["Pod", name]
+        before = raw.get("status", {})
+        conditions = {found["type"]: found for found in before.get("conditions", ())}
+        for kind in [key for key in status if key in _CONDITIONS]:
+            value, reason, message = said if isinstance(said := status.pop(kind), tuple) else (said, "", "")
+            if conditions.get(kind, {}).get("status") != value:
+                conditions[kind] = {"type": kind, "status": value, "lastTransitionTime": write_time(self.now)}
+            conditions[kind] |= {"reason": reason, "message": message}
+        return self.keep({**raw, "status": {**before, **status, "conditions": list(conditions.values())}})
+
+    def change(self, name: str, **metadata: Any) -> Raw:
+        raw = self.api.stored["Pod", name]
+        return self.keep({**raw, "metadata": {**raw["metadata"], **metadata}})
+
+    def keep(self, raw: Raw) -> Raw:
+        """An object changes, and the operator's watch tells of it."""
+        kept = self.api.keep(raw)
+        self.cache.see(kept)
         self.check()
-        return self.pods[name]
+        return kept
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -443,6 +425,13 @@ class World:
     def message(self, kind: Any) -> str:
         found = find(self.job.status, kind)
         return found.message if found is not None else ""
+
+
+def _run(request: Coroutine[Any, Any, None]) -> None:
+    """What waits for nothing needs no event loop."""
+    with suppress(StopIteration):
+        request.send(None)
+        raise AssertionError("a request to a server in memory waits")
 
 
 def of_kind(actions: Iterable[orders.Action], kind: type[orders.Action]) -> list[Any]:

@@ -144,7 +144,8 @@ class AnyOrder(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from([("Service", "pong-head"), ("Service", "pong-api")]))
     def child_is_deleted(self, key: tuple[str, str]) -> None:
-        self.world.children.pop(key, None)
+        if key in self.world.children:
+            self.world.vanish(key[1], key[0])
 
     @rule(pods=st.sampled_from([None, 1, 3]))
     def quota_changes(self, pods: int | None) -> None:

@@ -217,7 +217,7 @@ def test_head_evicted_by_a_taint_is_never_one_of_two() -> None:
 def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
     world = running()
     world.then.expel("pong-head-1")
-    world.lost_nodes.add("node-of-pong-head-1")
+    world.lose_node("node-of-pong-head-1")
     world.wait(9)
     assert "pong-head-2" not in world.pods
     world.wait(1)

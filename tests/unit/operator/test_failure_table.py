@@ -13,7 +13,6 @@ from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
-from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, changes, make_spec, of_kind, running, waiting
 from manifest_making import collector_job
 
@@ -92,7 +91,7 @@ def test_worker_on_a_lost_node_is_followed_at_once_and_superseded() -> None:
     assert old.name in world.pods, "it is not deleted by force"
     world.start_all()
     # Without our own check of two live pods: the cluster brings it back, not we.
-    world.pods[old.name] = replace(old, phase="Running")
+    world.record().pod_index.put(old)
     plan = world.plan()
     assert [action.pod.name for action in of_kind(plan.actions, DeletePod)] == [old.name]
     assert of_kind(plan.actions, CreatePod) == []
@@ -124,7 +123,7 @@ def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
     world = World()
     world.settle()
     # Its image is being pulled: it has a node and nothing to count.
-    world.pods["pong-head-1"] = replace(world.pods["pong-head-1"], is_scheduled=True)
+    world.place("pong-head-1")
     world.delete("pong-head-1")
     assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
 
@@ -304,7 +303,7 @@ def test_network_policy_opens_api_and_metrics_to_others_only() -> None:
         assert own["matchLabels"].items() <= action.manifest["metadata"]["labels"].items()
         (container,) = action.manifest["spec"]["containers"]
         assert {p["containerPort"] for p in container["ports"] if p["name"] != "gcs"} <= {8000, 8001}
-    del world.children["NetworkPolicy", "pong-pods"]
+    world.vanish("pong-pods", "NetworkPolicy")
     world.settle()
     assert ("NetworkPolicy", "pong-pods") in world.children
     assert {kind for kind, _ in running().children} == {"Service", "ConfigMap", "PodDisruptionBudget"}
@@ -427,18 +426,6 @@ def test_job_that_is_being_deleted_is_left_alone() -> None:
     world.delete("pong-head-1")
     job = replace(world.job, is_deleting=True)
     assert reconcile(job, world.record(), world.state(), world.now, defaults=world.defaults) == Plan()
-
-
-def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:
-    world = World()
-    world.known.refusals["head"] = Refusal(
-        kind=RefusalKind.CONFLICT, message="pod pong-head-1 exists and belongs to another job", at=world.now
-    )
-    world.settle()
-    assert world.condition("Accepted") == "False/NameConflict"
-    assert "pong-head-1" in world.message("Accepted")
-    assert world.pods == {}
-    assert world.plan().due == world.now + timedelta(seconds=30)
 
 
 def test_names_fit_and_two_jobs_of_one_name_share_none() -> None:

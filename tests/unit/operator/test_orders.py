@@ -162,7 +162,8 @@ def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     world.tick(10 * 365 * 86_400)
     plan = world.plan()
     assert (plan.actions, plan.due) == ((), None)
-    world.pods.clear()
+    for name in world.pods:
+        world.vanish(name)
     world.edit(replicas=5)
     assert not changes(world.plan())
 

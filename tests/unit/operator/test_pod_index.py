@@ -76,12 +76,11 @@ def large(workers: int) -> World:
     world = running(replicas=1)
     (one,) = world.live()
     world.edit(replicas=workers)
-    pods = {
-        f"w{index}": replace(one, name=f"w{index}", uid=f"w{index}", index=index, created=world.now)
-        for index in range(workers)
-    }
-    world.pods = {world.head.name: world.head, **pods}
-    world.attempts = {("cpu", index): 0 for index in range(workers)}
+    record = world.record()
+    record.pod_index.drop(one.uid)
+    for index in range(workers):
+        record.pod_index.put(replace(one, name=f"w{index}", uid=f"w{index}", index=index, created=world.now))
+    record.attempts = {("cpu", index): 0 for index in range(workers)}
     world.then.say(world.head, sizes={"cpu": workers})
     return world
 
@@ -122,21 +121,19 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     world.edit(
         workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
     )
-    old, pod_index = world.live()[0].template, PodIndex(world.pods.values())
+    old, pod_index = world.live()[0].template, world.record().pod_index
     began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
     requests_left = 0.0
-    started: dict[str, Any] = {}
     while any(build.template == old for build in pod_index.healthy) or len(pod_index.others) > 1:
         world.now += timedelta(seconds=1)
         requests_left = min(100.0, requests_left + 50)
         for pod in list(pod_index.others.values()):
             if pod.deletion_deadline is not None and world.now >= pod.deletion_deadline:
                 pod_index.drop(pod.uid)
-            elif pod.is_live and not pod.is_ready and world.now >= started[pod.uid]:
+            elif pod.is_live and not pod.is_ready and world.now >= pod.created + timedelta(seconds=15):
                 pod_index.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
-        record = replace(world.record(), pod_index=pod_index)
         at = time.process_time()
-        plan = reconcile(world.job, record, world.state(), world.now, defaults=world.defaults)
+        plan = world.plan()
         cpu_s, looks = cpu_s + time.process_time() - at, looks + 1
         for action in plan.actions:
             if requests_left < 1:
@@ -146,11 +143,7 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
                 ending = replace(action.pod, deletion_deadline=world.now + timedelta(seconds=5), ready_since=None)
                 pod_index.put(ending)
             else:
-                world.pods = {}
                 world.do(action)
-                for pod in world.pods.values():
-                    started[pod.uid] = world.now + timedelta(seconds=15)
-                    pod_index.put(pod)
         world.write(plan)
         most_away = max(most_away, 2000 - sum(len(pods) for pods in pod_index.healthy.values()))
         assert world.now - began < timedelta(minutes=15), "it does not come to an end"

@@ -5,13 +5,15 @@ from typing import Any
 
 import pytest
 
+from cormorant_operator import names
 from cormorant_operator.decide.plan import CreatePod, DeletePod
 from cormorant_operator.job import read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
-from cormorant_testing.operator_world import World, changes, make_spec, of_kind, running
+from cormorant_testing.operator_world import UID, World, changes, make_spec, of_kind, running
 from manifest_making import collector_job
 
 QUEUE = "team-queue"
+WORKLOAD = names.workload("pong", UID)
 
 
 def waiting(**spec: Any) -> World:
@@ -63,7 +65,7 @@ def test_no_pod_before_kueue_admits() -> None:
 
 def test_admitted_job_runs_where_kueue_says() -> None:
     world = waiting()
-    world.kueue.node_labels = {"pool": "spot"}
+    world.kueue.label_nodes(pool="spot")
     update = {"name": "cpu", "tolerations": [{"key": "spot", "operator": "Exists"}], "annotations": {"zone": "a"}}
     world.kueue.admit(world.now, admissionChecks=[{"name": "zone", "podSetUpdates": [update]}])
     world.run()
@@ -118,7 +120,7 @@ def test_deleted_workload_destroys_nothing() -> None:
     world = admitted()
     pods = set(world.pods)
     world.tick(5)
-    world.kueue.raw = None
+    world.vanish(WORKLOAD, "Workload")
     world.settle()
     assert world.kueue.raw is not None, "a new one takes its place"
     # Also where Kueue writes Admitted=False into every new Workload.
@@ -145,12 +147,13 @@ def test_withdrawn_admission_drains() -> None:
 
 def test_cluster_without_kueue_runs_jobs_without_a_queue() -> None:
     world = running()
-    assert world.kueue.requests == 0
+    assert not any(WORKLOAD in request for request in world.api.requests)
     queued = World(queue=QUEUE)
-    words = "Workload collectorjob-pong-x: this cluster has no kind Workload; install Kueue"
-    queued.known.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message=words, at=queued.now)
+    queued.api.refused[f"APPLY {WORKLOAD}"] = 404
     queued.settle()
-    assert (queued.condition("Accepted"), queued.message("Accepted")) == ("False/Forbidden", words)
+    words = "this cluster has no kind Workload; install Kueue 0.15 or newer, or remove the label "
+    assert queued.message("Accepted") == f"Workload {WORKLOAD}: {words}kueue.x-k8s.io/queue-name from the job"
+    assert queued.condition("Accepted") == "False/Forbidden"
     assert queued.pods == {}
     # Without the label it runs.
     queued.enqueue("")
@@ -161,13 +164,13 @@ def test_cluster_without_kueue_runs_jobs_without_a_queue() -> None:
 def test_workload_that_cannot_be_read_destroys_nothing() -> None:
     world = admitted()
     pods = set(world.pods)
+    raw = world.api.remove("Workload", WORKLOAD)
     world.restart_operator()
-    raw, world.kueue.raw = world.kueue.raw, None
     world.known.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message="no right to list", at=world.now)
     world.settle()
     assert set(world.pods) == pods
     assert of_kind(world.done[-10:], DeletePod) == []
-    world.kueue.raw = raw
+    world.keep(raw)
     del world.known.refusals["Workload"]
     world.run()
     assert set(world.pods) == pods
@@ -264,7 +267,7 @@ def test_priority_class_becomes_a_priority() -> None:
     world.job = replace(world.job, priority_class="high")
     world.settle()
     assert (world.kueue.raw, world.condition("Accepted")) == (None, "False/Forbidden")
-    world.kueue.classes["high"] = 1000
+    world.api.keep({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 1000})
     world.tick(600)
     world.known.refusals.clear()
     world.settle()
@@ -275,7 +278,7 @@ def test_priority_class_becomes_a_priority() -> None:
 
 def test_another_operator_reads_the_placement_again() -> None:
     world = admitted()
-    world.kueue.node_labels = {"pool": "spot"}
+    world.kueue.label_nodes(pool="spot")
     world.restart_operator()
     world.evict(world.live()[0].name)
     world.run()

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod
-from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, changes, of_kind, running, waiting
 
@@ -37,11 +36,8 @@ def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
 def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     world = waiting(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
     before = {pod.uid for pod in world.live()}
-    # As the executor notes it: a dry run of the new template that was answered with 500.
-    world.edit(workerGroups=[{"name": "cpu", "minReplicas": 1, "resources": {"requests": {"cpu": "2"}}}])
-    fault = Refusal(kind=RefusalKind.SERVER, message="failed calling webhook", at=world.now)
-    world.known.refusals["Pod"] = fault
-    world.settle()
+    world.api.refused["TRY"], world.api.refusal = 500, {"message": "failed calling webhook"}
+    world.apply(workerGroups=[{"name": "cpu", "minReplicas": 1, "resources": {"requests": {"cpu": "2"}}}])
     assert world.condition("Scheduled") == "False/ApiServerError"
     assert world.message("Scheduled") == "failed calling webhook"
     assert {pod.uid for pod in world.live()} == before
@@ -50,7 +46,7 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     assert (due - world.now).total_seconds() == 5
     assert world.told.count("ApiServerError") == 1
     world.tick(5)
-    del world.known.refusals["Pod"]
+    world.api.refused.clear()
     world.run()
     assert world.condition("Scheduled") == "True/AllPodsScheduled"
     assert not before & {pod.uid for pod in world.live() if pod.role == "worker"}
@@ -237,13 +233,10 @@ def test_head_without_a_startup_deadline_is_waited_for() -> None:
 
 def test_namespace_that_is_terminating_is_left_quietly() -> None:
     world = World()
-    world.known.refusals["head"] = Refusal(
-        kind=RefusalKind.NAMESPACE, message="namespace team-a is being terminated", at=world.now
-    )
+    world.api.refused["POST"] = 404
     world.settle()
     assert world.condition("Scheduled") == "False/NamespaceTerminating"
-    assert "NamespaceTerminating" not in world.told
-    assert of_kind(world.done, CreatePod) == []
+    assert ("NamespaceTerminating" in world.told, world.pods) == (False, {})
 
 
 # -- drift and silence -----------------------------------------------------------------------------------------
@@ -251,9 +244,9 @@ def test_namespace_that_is_terminating_is_left_quietly() -> None:
 
 def test_service_that_somebody_changed_or_deleted_is_restored() -> None:
     world = running()
-    expected = dict(world.children)
-    world.children["Service", "pong-head"] = "edited"
-    del world.children["Service", "pong-api"]
+    expected, head = dict(world.children), world.api.stored["Service", "pong-head"]
+    world.keep({**head, "spec": {**head["spec"], "selector": {}}})
+    world.vanish("pong-api", "Service")
     assert len(of_kind(world.step().actions, ApplyChild)) == 2
     assert world.children == expected
 

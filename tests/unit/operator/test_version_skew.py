@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator import names
 from cormorant_operator.job import Job, Unreadable, read_job
 from cormorant_testing.operator_world import make_spec, running
 
@@ -57,9 +58,10 @@ def test_fields_of_a_newer_schema_are_said_and_replace_no_pod() -> None:
     # Their pods are of templates that this operator cannot make out.
     pods = set(world.pods)
     starting = world.live()[1].name
-    for name, pod in world.pods.items():
-        since = None if name == starting else pod.ready_since
-        world.pods[name] = replace(pod, template="of-a-newer-operator", ready_since=since)
+    for name in pods:
+        labels = world.api.stored["Pod", name]["metadata"]["labels"]
+        world.change(name, labels={**labels, names.TEMPLATE: "of-a-newer-operator"})
+    world.unready(starting)
     world.settle()
     assert set(world.pods) == pods
     world.finish(world.live()[0].name)
