@@ -101,20 +101,17 @@ class EnvGroup(ABC):
         ended = block.terminated[:num_rows] | block.truncated[:num_rows]
         block.is_init[0], block.is_init[1:num_rows] = self.is_init, ended[:-1]
         self.is_init[:] = ended[-1]
-        carried, begins = block.observation + block.states, 0
-        for row, first, count in zip(*np.unique(rows, return_index=True, return_counts=True), strict=True):
-            which = slice(first, first + count)
-            block.traj_ids[begins : row + 1] = self._ids
-            self._lengths += row + 1 - begins
-            states = tuple(a[row + 1, columns[which]] for a in block.states)
-            block.end(row, columns[which], tuple(leaf[which] for leaf in final), states)
-            self._trajectories.open(columns[which])
-            put(block.states, (row + 1, columns[which]), self._initial_states)
-            begins = row + 1
-        block.traj_ids[begins:num_rows] = self._ids
-        self._lengths += num_rows - begins
+        # An id is higher than those before it, so the highest so far is a column's open one.
+        ids = np.zeros((num_rows + 1, len(self._ids)), np.int64)
+        ids[0], ids[rows + 1, columns] = self._ids, self._trajectories.new_ids(len(rows))
+        np.maximum.accumulate(ids, axis=0, out=ids)
+        block.traj_ids[:num_rows], self._ids[:] = ids[:-1], ids[-1]
+        self._lengths += num_rows
+        self._lengths[columns] = num_rows - (rows + 1)  # of several ends of a column, the last one stays
+        block.end(rows, columns, final, tuple(a[rows + 1, columns] for a in block.states))
+        put(block.states, (rows + 1, columns), self._initial_states)
         self.quota[:] = num_rows
-        self.go_on(tuple(a[num_rows].copy() for a in carried))
+        self.go_on(tuple(a[num_rows].copy() for a in block.observation + block.states))
 
     @property
     @abstractmethod

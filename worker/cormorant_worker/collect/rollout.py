@@ -56,8 +56,9 @@ class Rollout(ABC):
             return False
         put(block.observation + block.states, 0, pending)
         rows, ends = self._play(block, num_rows, timing, proceed)
-        for row in range(rows):
-            self._check.values(tuple(leaf[row] for leaf in block.action), "the batch is dropped")
+        if not self._check.holds(tuple(leaf[:rows].reshape(-1, *leaf.shape[2:]) for leaf in block.action)):
+            for row in range(rows):
+                self._check.values(tuple(leaf[row] for leaf in block.action), "the batch is dropped")
         observed = tuple(a[: rows + 1] for a in block.observation)
         self._env.check_steps(observed, block.reward[:rows], (ends.rows, ends.columns), ends.final)
         block.policy_version[:rows] = version
@@ -81,14 +82,11 @@ class ScanRollout(Rollout):
         super().__init__(env, group, actor, check)
         acting = actor.models.acting if isinstance(actor, PolicyActor) else None
         self._policy = acting if isinstance(acting, JaxPolicy) else None
-        self._is_first = np.zeros(env.num_envs, dtype=np.bool_)
         obs = samples(env.observation_space, env.num_envs)
-        for num_steps in (env.scan_length, 1):
-            if self._policy is not None:
-                env.scan_policy(obs, self._policy, np.zeros((num_steps, 2), np.uint32), num_steps)
-            else:
-                nothing = [np.zeros((num_steps, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves]
-                env.scan(obs, tuple(nothing))
+        if self._policy is not None:
+            env.scan_policy(obs, self._policy, np.zeros((1, 2), np.uint32), 1)
+        else:
+            env.scan(obs, tuple(np.zeros((1, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves))
 
     def _scan(self, obs: Arrays, num_steps: int) -> tuple[Arrays, WholeStep]:
         """Actions and outputs [K, N, ...] per leaf, and the steps."""
@@ -96,16 +94,14 @@ class ScanRollout(Rollout):
             keys = self._policy.draw_keys(num_steps)
             chosen, steps = self._env.scan_policy(obs, self._policy, keys, num_steps)
             return self._actor.stacked(chosen), steps
-        # Drawn as many times, they are those of single steps.
-        drawn = [self._actor.act((), (), self._is_first).actions for _ in range(num_steps)]
-        actions = tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+        assert isinstance(self._actor, RandomActor)
+        actions = self._actor.act_steps(self._env.num_envs, num_steps)
         return actions, self._env.scan(obs, actions)
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        found, t, most = list[Ends](), 0, self._env.scan_length
+        found, t = list[Ends](), 0
         while t < num_rows:
-            # Two numbers of steps are compiled.
-            rows = slice(t, t + (most if t + most <= num_rows else 1))
+            rows = slice(t, min(t + self._env.scan_length, num_rows))
             laps, began = timing.next_laps(), monotonic_ns()
             chosen, steps = self._scan(tuple(a[t] for a in block.observation), rows.stop - t)
             if laps is not None:

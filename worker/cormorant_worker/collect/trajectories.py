@@ -175,17 +175,16 @@ class Trajectories:
         self.open(slice(None))
 
     def open(self, columns: slice | Array) -> None:
-        self._name(columns)
+        self.ids[columns] = self.new_ids(len(self.ids[columns]))
         self.lengths[columns] = 0
 
-    def _name(self, columns: slice | Array) -> None:
-        count = len(self.ids[columns])
+    def new_ids(self, count: int) -> Array:
         if self.next_id >> _COUNTER_BITS != self.next_id + count >> _COUNTER_BITS:
             raise CormorantError(
                 f"this worker's slot has used up the 2^{_COUNTER_BITS} trajectory ids of an epoch; restart the job"
             )
-        self.ids[columns] = np.arange(self.next_id, self.next_id + count)
         self.next_id += count
+        return np.arange(self.next_id - count, self.next_id)
 
     def skip_to(self, base: int) -> None:
         """Use this id or higher ones for new trajectories. Never decreases."""
@@ -235,7 +234,7 @@ class Trajectories:
         if keeps_ids:
             self.ids[:] = state["ids"]
         else:
-            self._name(slice(None))
+            self.ids[:] = self.new_ids(len(self.ids))
         self._tally.frames.go_on(self.ids, self.lengths)
         self._tally.returns.go_on(self.ids, state["returns"])
         self.metrics.restore(state, self.ids)

@@ -176,18 +176,19 @@ class NanCheck:
         ]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
-        """Check [n, ...] per leaf. `rows`: numbers of the environments, for the message; a slice means all."""
+        """Check [n, ...] per leaf. `rows`: numbers of the environments, for the message; a slice means all.
+        Several steps of them may follow one another.
+        """
         for i, key in self._parts:
             flat = arrays[i].reshape(-1)
             if _has_nan(flat):
                 position = int(np.flatnonzero(np.isnan(arrays[i]).reshape(len(arrays[i]), -1).any(axis=1))[0])
-                row = position if isinstance(rows, slice) else int(rows[position])
+                row = position if isinstance(rows, slice) else int(rows[position % len(rows)])
                 raise BadObservation(f"environment {row} returned NaN in {key}", row=row)
 
     def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
         """Check several steps; see `VectorEnv.check_steps`."""
-        for step in range(len(reward)):
-            self.look(tuple(leaf[step + 1] for leaf in obs), slice(None))
+        self.look(tuple(leaf[1:].reshape(-1, *leaf.shape[2:]) for leaf in obs), np.arange(reward.shape[1]))
         self.look(final, at[1])
         if np.isnan(reward).any():
             row = int(np.nonzero(np.isnan(reward))[1][0])

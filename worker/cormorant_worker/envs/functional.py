@@ -178,6 +178,10 @@ class RowStates(NamedTuple):
     """Steps of its episode."""
 
 
+_SCAN_STEPS, _SCAN_BYTES = 64, 4 << 20
+"""Limits of a scan: its results are copied while they are in the cache."""
+
+
 class Compiled:
     """Compiled functions of one environment, shared by vectors of any number of rows. It is recognized by its API:
     gymnax, Brax (and MuJoCo Playground) or jumanji.
@@ -297,9 +301,9 @@ class Compiled:
         return after, first, seen, reward.astype(jnp.float32), terminated, truncated, columns
 
     def scan_with(self, act: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
-        """A compiled function of a carry, observations [N, ...] per leaf, parameters, and K keys; returns a carry, and
-        [K, N, ...] each: what `act` chose, and the results of `_step`. Without `act`, actions [K, N, ...] take the
-        place of the keys.
+        """A compiled function of a carry, observations [N, ...] per leaf, parameters, K keys or None, a number of steps
+        up to K, and K; returns a carry, and [K, N, ...] each, zero beyond that number: what `act` chose, and the
+        results of `_step`. Without `act`, actions [K, N, ...] take the place of the keys.
         """
         if act in self._scans:
             return self._scans[act]
@@ -312,15 +316,22 @@ class Compiled:
             # As they are stored: a flag, or a number of a few bits, is an int64 there, whose JAX is int32.
             return after, _like(first, obs), (chosen, first, *results)
 
-        def scan(carry: RowStates, obs: Any, params: Any, drawn: Any, num_steps: int) -> Any:
-            def advance(now: Any, each: Any) -> Any:
-                after, first, results = step(now[0], now[1], params, each)
-                return (after, first), results
+        def scan(carry: RowStates, obs: Any, params: Any, drawn: Any, num_steps: Any, num_rows: int) -> Any:
+            def drawn_at(t: Any) -> Any:
+                return None if drawn is None else drawn[t]
 
-            (after, _), results = jax.lax.scan(advance, (carry, tuple(obs)), drawn, length=num_steps)
-            return after, results
+            def advance(t: Any, now: Any) -> Any:
+                before, seen, kept = now
+                after, first, results = step(before, seen, params, drawn_at(t))
+                return after, first, jax.tree.map(lambda rows, row: rows.at[t].set(row), kept, results)
 
-        self._scans[act] = jax.jit(scan, donate_argnums=0, static_argnums=4)
+            row = jax.eval_shape(step, carry, tuple(obs), params, drawn_at(0))[2]
+            kept = jax.tree.map(lambda part: jnp.zeros((num_rows, *part.shape), part.dtype), row)
+            # Not lax.scan, which is compiled for one number of steps.
+            after, _, kept = jax.lax.fori_loop(0, num_steps, advance, (carry, tuple(obs), kept))
+            return after, kept
+
+        self._scans[act] = jax.jit(scan, donate_argnums=0, static_argnums=5)
         return self._scans[act]
 
 
@@ -362,7 +373,6 @@ class FunctionalVectorEnv(VectorEnv):
 
     options: dict[str, Any] | None = None
     """Resets take none."""
-    scan_length = 16
 
     def __init__(self, compiled: Compiled, *, seeds: Sequence[int]) -> None:
         self.num_envs, self.seeds = len(seeds), seeds
@@ -372,6 +382,8 @@ class FunctionalVectorEnv(VectorEnv):
         self._nan = NanCheck(self.observation_space, largest=np.inf)
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in compiled.leaves)
         self._action = np.zeros((self.num_envs, *compiled.no_action.shape), compiled.no_action.dtype)
+        stored = sum(2 * int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in compiled.leaves)
+        self.scan_length = int(np.clip(_SCAN_BYTES // (self.num_envs * stored), 1, _SCAN_STEPS))
         self._rows: slice | Rows = EVERY_ROW
         self._stepped: Any = None
         self._action_dtype = torch.from_numpy(self._action).dtype
@@ -412,12 +424,16 @@ class FunctionalVectorEnv(VectorEnv):
         given = actions[0].astype(self._action.dtype)
         return self._scan(None, obs, None, given, len(given))[1]
 
-    def scan_policy(self, obs: Arrays, policy: JaxPolicy, keys: Any, num_steps: int) -> tuple[Any, WholeStep]:
+    def scan_policy(self, obs: Arrays, policy: JaxPolicy, keys: Array | None, num_steps: int) -> tuple[Any, WholeStep]:
         return self._scan(policy.act, obs, policy.arrays(), keys, num_steps)
 
-    def _scan(self, act: Any, *given: Any) -> tuple[Any, WholeStep]:
-        self._carry, results = self._call(self._compiled.scan_with(act), self._carry, *given)
-        chosen, *results = jax.tree.map(np.asarray, results)
+    def _scan(self, act: Any, obs: Arrays, params: Any, drawn: Array | None, num_steps: int) -> tuple[Any, WholeStep]:
+        most = self.scan_length
+        if drawn is not None and num_steps < most:
+            drawn = np.resize(drawn, (most, *drawn.shape[1:]))
+        scan = self._compiled.scan_with(act)
+        self._carry, kept = self._call(scan, self._carry, obs, params, drawn, num_steps, most)
+        chosen, *results = jax.tree.map(lambda rows: np.asarray(rows)[:num_steps], kept)
         return chosen, WholeStep(*results)
 
     def step_tensors(self, actions: Sequence[torch.Tensor]) -> WholeStep:

@@ -98,7 +98,7 @@ class VectorEnv(Protocol):
     device: "torch.device | None" = None
     """Where `step_tensors` steps without the host; None: it cannot."""
     scan_length: int = 0
-    """K, the number of steps that `scan` takes at best; 0: it cannot."""
+    """The most steps K of one `scan`; 0: it cannot."""
     why_not_saved: str = "these environments have no states"
     """Why environments cannot be saved, if `state` is not implemented."""
 
@@ -136,9 +136,11 @@ class VectorEnv(Protocol):
         """Step every row K times, from where they show `obs` [N, ...], with `actions` [K, N, ...] per leaf."""
         raise EnvCrashed("these environments do not scan")
 
-    def scan_policy(self, obs: Arrays, policy: "JaxPolicy", keys: Any, num_steps: int) -> tuple[Any, WholeStep]:
-        """Step every row K times with a policy's actions, one key a step. Returns [K, N, ...] what it chose, as its
-        function returns it, and the steps.
+    def scan_policy(
+        self, obs: Arrays, policy: "JaxPolicy", keys: Array | None, num_steps: int
+    ) -> tuple[Any, WholeStep]:
+        """Step every row K times with a policy's actions, one of the keys [K, 2] a step; None: with its best ones.
+        Returns [K, N, ...] what it chose, as its function returns it, and the steps.
         """
         raise EnvCrashed("these environments do not scan")
 

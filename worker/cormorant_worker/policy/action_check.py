@@ -33,6 +33,10 @@ class ActionCheck:
         for leaf, action in zip(self.leaves, actions, strict=True):
             _fit_leaf(leaf, action, num_envs)
 
+    def holds(self, actions: Arrays) -> bool:
+        """Whether `values` would accept them."""
+        return all(check(action) for check, action in zip(self._checks, actions, strict=True))
+
     def values(self, actions: Arrays, consequence: str = "no environment was stepped") -> None:
         """Refuse NaN, infinite and out-of-range values, in a sentence that ends with the `consequence`.
 

@@ -1,7 +1,7 @@
 """Policies that are functions in JAX. Imports JAX where one is called."""
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,7 @@ class JaxPolicy(nn.Module):
 
     def draw_keys(self, num_calls: int) -> Any:
         """[num_calls, 2] a key for each call, from torch's generator; None: the best actions are asked for."""
-        import jax
-
-        if is_greedy():
-            return None
-        seeds = [int(torch.randint(1 << 31, ())) for _ in range(num_calls)]
-        return np.stack([np.asarray(jax.random.PRNGKey(seed)) for seed in seeds])
+        return None if is_greedy() else np.asarray(_keys()(torch.randint(1 << 31, (num_calls,)).numpy()))
 
     def forward(self, observation: Any) -> Any:
         """Actions [n, ...], or the mapping with them, as tensors."""
@@ -98,3 +93,10 @@ def _compiled(act: Act) -> Any:
     import jax
 
     return jax.jit(act)
+
+
+@cache
+def _keys() -> Any:
+    import jax
+
+    return jax.jit(jax.vmap(jax.random.PRNGKey))

@@ -1,6 +1,7 @@
 """Actions drawn from the space: the random policy, and warm-up frames of other policies."""
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,25 @@ class RandomActor:
         legal = {i: draw(mask) for i, mask in masks.items() if (draw := self._draw_legal[i]) is not None}
         if len(legal) == len(self._samplers):
             return Acted(tuple(legal.values()))
+        drawn = self._draw(n, 1)
+        return Acted(tuple(legal.get(i, leaf) for i, leaf in enumerate(drawn)))
+
+    def act_steps(self, n: int, num_steps: int) -> Arrays:
+        """[num_steps, n, ...] per leaf: what as many `act` would choose, without masks."""
+        pieces = list[Arrays]()
+        while num_steps:
+            pieces.append(self._draw(n, num_steps))
+            num_steps -= len(pieces[-1][0]) // n
+        joined = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return tuple(leaf.reshape(-1, n, *leaf.shape[1:]) for leaf in joined)
+
+    def _draw(self, n: int, most: int) -> Arrays:
+        """For n rows, the next steps of those that were drawn ahead, at least one and at most `most`."""
         if not self._chunk or self._used + n > len(self._chunk[0]):
             self._chunk, self._used = tuple(draw(max(n * _STEPS_AHEAD, 1)) for draw in self._samplers), 0
-        start, self._used = self._used, self._used + n
-        return Acted(tuple(legal.get(i, leaf[start : self._used]) for i, leaf in enumerate(self._chunk)))
+        start = self._used
+        self._used += n * min((len(self._chunk[0]) - start) // n, most) if n else 0
+        return tuple(leaf[start : self._used] for leaf in self._chunk)
 
     def reseed(self, seed: int) -> None:
         """Restart as a new actor with this seed would begin."""
@@ -71,9 +87,10 @@ def _sampler(space: Space, generator: np.random.Generator) -> Callable[[int], Ar
         vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
         return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
 
-    def draw(n: int) -> Array:
-        several = batch_space(space, n)
-        several._np_random = generator  # spaces seed one of their own, and share none
-        return np.asarray(several.sample(), dtype=space.dtype)
+    @lru_cache(maxsize=1)
+    def several(n: int) -> Space:
+        spaces: Space = batch_space(space, n)
+        spaces._np_random = generator  # spaces seed one of their own, and share none
+        return spaces
 
-    return draw
+    return lambda n: np.asarray(several(n).sample(), dtype=space.dtype)
