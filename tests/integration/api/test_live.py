@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from cormorant_api.live import moments as live_module
@@ -23,6 +24,7 @@ from cormorant_cli import __main__ as command_line
 from cormorant_client import connect
 from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
+from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_testing.vectors import COUNTING
@@ -254,6 +256,18 @@ def test_pictures_are_those_of_the_environment_and_change(watched: Served) -> No
             seen.setdefault((worker, env), set()).add(int(picture.max()))
         time.sleep(0.21)
     assert all(len(values) > 1 for values in seen.values()), seen
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_environments_of_an_actor_on_ray_are_shown(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, observation="image", queue={"onFull": "drop_oldest"}, lengths=(3, 8), step_s=0.002)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job.to_document()))
+    with HeadProcess(manifest, tmp_path / "head", "--fleet", "ray") as head:
+        api, seen = head.api("read"), set[bytes]()
+        until(lambda: seen.add(look(api, "cpu-0", 1).tobytes()) or len(seen) >= 3)
+        head.end()
 
 
 def test_a_paused_environment_shows_where_it_stands(watched: Served) -> None:

@@ -140,19 +140,6 @@ def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) ->
     )
 
 
-@pytest.mark.slow
-def test_frames_of_a_head_before_are_not_counted_back(tmp_path: Path) -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
-    with serve(job, directory=tmp_path) as served:
-        wait_for(served.anonymous, "cormorant_frames_total", 1)
-        served.operator.post("/v1/pause")
-        first = total(served.anonymous, "cormorant_frames_total")
-    # Nobody acknowledged anything: the next head collects all of it again, and its counter waits.
-    with serve(job, directory=tmp_path) as served:
-        assert total(served.anonymous, "cormorant_frames_total") >= first
-        assert served.operator.get("/v1/status").json["frames"]["delivered"] == 0
-
-
 def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:
     document = with_servers(make_job(num_envs=4, queue={"onFull": "drop_oldest"}), batchShapes=[8]).to_document()
     document["spec"]["policy"]["compile"] = "auto"

@@ -74,46 +74,6 @@ def test_killed_head_continues_with_weights_and_count(manifest: Path, tmp_path: 
     assert {epoch for (_, _, _, epoch), _ in checker.streams} == {0, 1}, "no seed comes twice"
 
 
-@pytest.mark.slow
-def test_a_head_killed_during_publishes_has_whole_versions_only(manifest: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "head"
-    checker = make_checker(2, action="box", acts_by_version=True, lengths=(3, 8))
-    answered: list[int] = []
-    with HeadProcess(manifest, folder) as head:
-        api = head.api()
-
-        def publish() -> None:
-            for number in range(1, 100):
-                try:
-                    reply = api.put(f"{PATH}?version={number}", weights_file(number))
-                except OSError:
-                    return
-                if reply.status == 202:
-                    answered.append(number)
-
-        thread = threading.Thread(target=publish)
-        thread.start()
-        while len(answered) < 10:
-            time.sleep(0.01)
-        head.kill()
-        thread.join(30)
-    with HeadProcess(manifest, folder) as head:
-        api = head.api()
-        found = api.get(PATH)
-        version = int(found.headers["cormorant-policy-version"])
-        assert version in (answered[-1], answered[-1] + 1), "an answered publish is kept"
-        assert found.body == weights_file(version)
-        update = api.get(f"/v1/updates/u{version}?wait=60").json
-        assert update["state"] in ("applied", "applying")
-        # Nobody had acknowledged anything: the whole job is collected again, every frame by the version that was kept.
-        while (reply := api.get("/v1/batches/next?wait=60")).status == 200:
-            check(checker, reply)
-            assert reply.headers["cormorant-min-version"] == reply.headers["cormorant-max-version"] == str(version)
-            assert api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack").status == 204
-        assert (reply.kind, checker.frames) == ("stream-ended", 400)
-        assert head.process.wait(60) == 0
-
-
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
 )

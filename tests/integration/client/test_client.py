@@ -501,10 +501,15 @@ def test_a_part_of_the_weights_is_published(client: Client) -> None:
         client.patch({"policy": {"bias": torch.ones(3)}})
 
 
-def test_a_seed_is_given_to_every_worker(client: Client) -> None:
+def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None:
     # The last one: what `checker` knows of the streams is over.
+    ring = served.server.head.events
     with client.pause():
+        begin = ring.end
         assert client.seed(9) == ("cpu-0",)
+        assert client.stats().is_paused
+    events, _ = ring.read(begin) or ([], 0)
+    assert [event.reason for event in events if event.kind == "seeded"] == ["seed 9"]
     with pytest.raises(FleetError, match="seeds begin at 0"):
         client.seed(-1)
 
