@@ -2,7 +2,6 @@
 
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 Document = dict[str, Any]
@@ -30,8 +29,10 @@ def manifest(name: str = "pong", /, **changes: Any) -> Document:
     return document
 
 
-def gymnasium(**fields: Any) -> Document:
-    return manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8} | fields})
+def gymnasium(*, env: Document | None = None, policy: Document | None = None, **fields: Any) -> Document:
+    """`fields` are the block's, `env` what stands beside it."""
+    block = {"gymnasium": {"id": "CartPole-v1", "numEnvs": 8} | fields}
+    return manifest(env=block | (env or {}), policy=policy or {"random": {}})
 
 
 def groups(*worker_groups: Document, **changes: Any) -> Document:
@@ -48,11 +49,15 @@ class Case:
     by: str
     """Who refuses it at the API server: schema, rule, or strict (unknown fields, refused with strict validation)."""
 
-
-def _case(path: str, sentence: str, document: Document | None = None, *, by: str, value: Any = None) -> Case:
-    """Without a document: of a manifest that has `value` at the path."""
-    at = path.removeprefix("spec.").replace(".", "__")
-    return Case(path, sentence, manifest(**{at: value}) if document is None else document, by)
+    def __str__(self) -> str:
+        return f"{self.path}: {self.sentence}"
 
 
-schema, rule, strict = (partial(_case, by=by) for by in ("schema", "rule", "strict"))
+@dataclass(frozen=True, slots=True)
+class At:
+    """In place of a document: the small manifest with this value at the path of its row."""
+
+    value: Any
+
+    def beside(self, path: str) -> Document:
+        return manifest(**{path.removeprefix("spec.").replace(".", "__"): self.value})

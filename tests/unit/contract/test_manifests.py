@@ -25,7 +25,7 @@ def test_accepted(document: dict[str, Any]) -> None:
     assert CollectorJob.model_validate(job.to_document()) == job
 
 
-@pytest.mark.parametrize("case", INVALID.values(), ids=INVALID)
+@pytest.mark.parametrize("case", INVALID, ids=str)
 def test_refused_once_with_field_value_and_remedy(case: Case) -> None:
     problems = problems_of(case.document)
     assert case.path in problems

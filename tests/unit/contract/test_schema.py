@@ -31,10 +31,10 @@ def test_schema_and_cel_accept(document: dict[str, Any]) -> None:
 
 
 # The API server brings metadata's own schema along; the CRD narrows the name and nothing else.
-REFUSED_BY_THE_CRD = {name: case for name, case in INVALID.items() if name != "unknown-metadata"}
+REFUSED_BY_THE_CRD = [case for case in INVALID if case.path != "metadata.lables"]
 
 
-@pytest.mark.parametrize("case", REFUSED_BY_THE_CRD.values(), ids=REFUSED_BY_THE_CRD)
+@pytest.mark.parametrize("case", REFUSED_BY_THE_CRD, ids=str)
 def test_schema_and_cel_refuse(case: Case) -> None:
     complaints = verdict(case.document)
     assert complaints
