@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.server import Server, ServerConnection, serve
 
 import cormorant
 from cormorant_client import BadAddress, HeadUnreachable
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
-from cormorant_testing.wire_bytes import encode_arrays
 
 # The Kubernetes client leaves a web socket that the server closed to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 JOB = {"metadata": {"name": "pong", "namespace": "rl", "uid": "u"}, "spec": {}}
 POD = {"metadata": {"name": "pong-head-1", "labels": {}}, "status": {"phase": "Running"}}
-WEIGHTS = encode_arrays({"w": np.arange(500_000, dtype=np.float32)})
+WEIGHTS = safetensors.numpy.save({"w": np.arange(500_000, dtype=np.float32)})
 
 
 class ForwardingServer:

@@ -1,5 +1,6 @@
 """What the client decodes is what the worker hands to learners in its own process: every key, value, dtype, shape."""
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,10 +15,10 @@ from tensordict import TensorDict
 
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import BadBatch
+from cormorant_contract.tensor_file import parse_header
 from cormorant_postproc import MultiStep, frames_of, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
-from cormorant_testing.wire_bytes import encode_blocks
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.seeding import SeedPath
@@ -47,8 +48,18 @@ def memory_of(block: Block) -> bytes:
     return base.tobytes()
 
 
-def decoded(blocks: Sequence[Block], mode: str = "async") -> Delivery:
-    return decode(memoryview(bytearray(encode_blocks(blocks, mode=mode))))
+def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, bytes]:
+    """Blocks as the worker hands them out, and the bytes that it sends."""
+    loan = Loan(
+        tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in blocks),
+        mode=mode, num_frames=sum(block.num_frames for block in blocks), min_version=2, max_version=5,
+        storing_device="cpu", on_copied=lambda: None, on_release=lambda: None, **options,
+    )  # fmt: skip
+    return loan, b"".join(encode(loan, batch_id="e-4", delivery=2))
+
+
+def decoded(data: bytes) -> Delivery:
+    return decode(memoryview(bytearray(data)))
 
 
 def assert_same(found: TensorDict, expected: TensorDict) -> None:
@@ -73,20 +84,8 @@ def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: lis
     blocks = [
         block for index, quota in enumerate(quotas) for block in blocks_of([quota, quota], index=index, **options)[1:]
     ]
-    data = encode_blocks(blocks, mode="sync")  # before to_tensordict, which zeroes the padding of its block
-    batch = decode(memoryview(bytearray(data)))
-    assert_same(batch.tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
-
-
-def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Delivery]:
-    """Blocks as the worker hands them out, and as this client decodes what the worker encodes."""
-    loan = Loan(
-        tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in blocks),
-        mode=mode, num_frames=sum(block.num_frames for block in blocks), min_version=2, max_version=5,
-        storing_device="cpu", on_copied=lambda: None, on_release=lambda: None, **options,
-    )  # fmt: skip
-    wire = encode(loan, batch_id="e-4", delivery=2)
-    return loan, decode(memoryview(bytearray(b"".join(wire))))
+    _, data = lent(*blocks, mode="sync")  # before to_tensordict, which zeroes the padding of its block
+    assert_same(decoded(data).tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,8 @@ def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, Del
 def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) -> None:
     blocks = [block for index in range(2) for block in blocks_of([(5, 5, 5), (4, 3, 2)], index=index, **options)]
     for chosen, mode in ((blocks[:1], "async"), (blocks[1:2], "async"), (blocks, "sync")):
-        loan, batch = lent(*chosen, mode=mode)
+        loan, data = lent(*chosen, mode=mode)
+        batch = decoded(data)
         assert_same(batch.tensordict(), loan.tensordict())
         assert (batch.id, batch.delivery, batch.min_version, batch.max_version) == ("e-4", 2, 2, 5)
         assert (batch.num_frames, len(batch), batch.mode) == (loan.num_frames, loan.num_frames, mode)
@@ -112,7 +112,7 @@ def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) 
 
 
 def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
-    data = np.frombuffer(bytearray(encode_blocks(blocks_of([(4, 4)], lengths=99))), np.uint8)
+    data = np.frombuffer(bytearray(lent(*blocks_of([(4, 4)], lengths=99))[1]), np.uint8)
     nested = decode(memoryview(data)).numpy()
     for array in (nested["observation"], nested["next"]["observation"], nested["action"], nested["next"]["reward"]):
         assert np.shares_memory(array, data)
@@ -120,15 +120,14 @@ def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
 
 def test_bytes_that_may_not_be_written_are_copied() -> None:
     block = blocks_of([(4, 2)])[0]
-    data = encode_blocks([block])
-    assert_same(decode(memoryview(data)).tensordict(), to_tensordict(block))
+    assert_same(decode(memoryview(lent(block)[1])).tensordict(), to_tensordict(block))
 
 
 def test_a_worker_without_a_step_takes_its_place() -> None:
     first, second = blocks_of([(3, 3)])[0], blocks_of([(3, 3)], index=1)[0]
     second.num_rows = second.num_ends = 0
     second.lengths[:] = 0
-    found = decoded([first, second], "sync").tensordict()
+    found = decoded(lent(first, second, mode="sync")[1]).tensordict()
     assert found.shape == (4, 3)
     assert found["collector", "mask"].sum(1).tolist() == [3, 3, 0, 0]
     assert not found["next", "observation"][2:].any()
@@ -136,16 +135,19 @@ def test_a_worker_without_a_step_takes_its_place() -> None:
 
 def test_frames_leave_padding_out() -> None:
     block = blocks_of([(4, 2, 1)])[0]
-    frames = frames_of(decoded([block]).tensordict())
+    frames = frames_of(decoded(lent(block)[1]).tensordict())
     assert frames.shape == (7,)
     assert ("collector", "mask") not in frames.keys(True)
     assert frames["next", "reward"].shape == (7, 1)
 
 
 def test_the_reference_library_reads_the_same_file() -> None:
-    block = blocks_of([(4, 4)])[0]
-    loaded = safetensors.numpy.load(encode_blocks([block]))
+    block = blocks_of([(4, 4)], policy="counter", lengths=(3,))[0]
+    loaded = safetensors.numpy.load(lent(block)[1])
     np.testing.assert_array_equal(loaded["0/action"], block.action[0][:4])
+    names = "observation count action drawn is_init next/reward next/terminated next/truncated collector/traj_ids"
+    names += " collector/policy_version collector/lengths ends/time ends/env final/observation final/count"
+    assert loaded.keys() == {f"0/{name}" for name in names.split()}, "learners of any version read them"
 
 
 @pytest.mark.parametrize(
@@ -162,9 +164,10 @@ def test_the_reference_library_reads_the_same_file() -> None:
     ],
 )
 def test_metadata_that_does_not_fit_is_told(change: dict[str, object], word: str) -> None:
-    data = encode_blocks(blocks_of([(4, 4)]), **change)
+    described = json.loads(parse_header(SMALL).metadata["cormorant_batch"]) | change
+    data = safetensors.numpy.save(safetensors.numpy.load(SMALL), {"cormorant_batch": json.dumps(described)})
     with pytest.raises(BadBatch, match=word):
-        decode(memoryview(data))
+        decoded(data)
 
 
 @pytest.mark.parametrize("data", [b"", b"{}", (2).to_bytes(8, "little") + b"{}", b"\x80\x04pickle" * 20])
@@ -184,14 +187,15 @@ def test_bytes_that_were_hurt_are_told_or_read(data: st.DataObject) -> None:
         decode(memoryview(whole))
 
 
-SMALL = encode_blocks(blocks_of([(2, 2)]))
+_, SMALL = lent(*blocks_of([(2, 2)]))
 
 
 def test_post_processing_travels_with_the_batch() -> None:
     block = blocks_of([(5, 5, 5)], lengths=(3, 1, 7))[0]
     asked = {"multi_step": {"steps": 2, "gamma": 0.5}, "split_trajectories": True}
-    loan, batch = lent(block, post_processing=asked)
+    loan, data = lent(block, post_processing=asked)
     expected = split_trajectories(MultiStep(gamma=0.5, n_steps=2)(to_tensordict(block)))
     assert_same(loan.tensordict(), expected)
+    batch = decoded(data)
     assert_same(batch.tensordict(), expected)
     assert batch.numpy()["next"]["reward"].shape == (3, 5, 1)  # as they were collected

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from cormorant_client import BadBatch, connect
 from cormorant_contract.rest.headers import MEMORY_JSON
 from cormorant_contract.tensor_file import parse_header
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, problem
-from cormorant_testing.wire_bytes import encode_arrays
 
 PARTS = 3
 SHAPES = {"observation": (3, 4), "action": (2, 4), "next/reward": (2, 4), "next/terminated": (2, 4),
@@ -30,7 +30,7 @@ DESCRIBED = {
         for part in range(PARTS)
     ],
 }  # fmt: skip
-FILE = encode_arrays(
+FILE = safetensors.numpy.save(
     {f"{part}/{name}": np.full(shape, part, np.int64) for part in range(PARTS) for name, shape in SHAPES.items()}
     | {f"{part}/collector/lengths": np.full(4, 2) for part in range(PARTS)},
     {"cormorant_batch": json.dumps(DESCRIBED)},
