@@ -142,27 +142,6 @@ def test_a_loop_that_is_left_gives_back_what_it_had(client: Client, served: Serv
     until(lambda: [found.lent for found in client.status().consumers if found.name == "leaver"] == [0])
 
 
-def test_published_weights_act(client: Client) -> None:
-    version = client.models().version + 1
-    update = client.publish(numbered(version), wait=30)
-    assert (update.version, update.state) == (version, "applied")
-    assert [receipt.state for receipt in update.receipts] == ["applied"]
-    judge = checker()
-    with client.deliveries(frames=240) as batches:
-        for batch in batches:
-            judge.take(batch.tensordict())
-    assert batch.min_version == version
-    pulled = client.weights()
-    assert pulled.version == version
-    assert pulled.numpy()["number"] == version
-    later = client.publish(numbered(version + 1))
-    assert later.wait(30).state == "applied"
-    rolled = client.rollback(version)
-    assert rolled.version == version + 2
-    assert client.weights().numpy()["number"] == version
-    assert [kept.version for kept in client.versions().versions][:3] == [version + 2, version + 1, version]
-
-
 @pytest.mark.parametrize(
     ("token", "words"), [("wrong", "invalid token"), (None, r"from Python with connect\(url, token_file=")]
 )
@@ -282,23 +261,6 @@ def test_link_publishes_every_other_update(client: Client) -> None:
     assert began < link.version <= began + 3
     assert link.staleness.max >= link.staleness.mean >= 0
     assert client.weights().numpy()["number"] == 6
-
-
-def test_batches_are_tensordicts_and_parts_go_to_one_learner_each(client: Client) -> None:
-    with client.batches(frames=60) as batches:
-        assert [tuple(batch.batch_size) for batch in batches] == [(NUM_ENVS, 10)] * 2
-    first, second = (pickle.loads(pickle.dumps(shard)) for shard in client.streaming_split(2))  # our own
-    with first.iter_batches() as one, second.iter_batches() as other:
-        ids = [next(stream)["collector", "traj_ids"].unique().tolist() for stream in (one, other, one)]
-    assert len(ids) == 3
-
-
-def test_next_batch_has_a_limit_and_acknowledges_the_last_one(client: Client) -> None:
-    seen = [client.next_batch(timeout=30, copy=True) for _ in range(3)]
-    assert all(batch is not None and batch.batch_size == (NUM_ENVS, 10) for batch in seen)
-    words = r"no batch came from .* within 0.2 s; wait longer"
-    with client.pause(), pytest.raises(TimeoutError, match=words):
-        list(iter(lambda: client.next_batch(timeout=0.2), None))
 
 
 def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Client) -> None:

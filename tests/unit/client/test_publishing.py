@@ -1,7 +1,5 @@
 """Weights as bytes: what the reference library reads is what was given."""
 
-import pickle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,34 +60,6 @@ def test_tensors_are_not_copied_and_a_copy_is_independent() -> None:
     assert safetensors.torch.load(b"".join(body.pieces))["a"][0] == 5
     assert safetensors.torch.load(b"".join(copied.pieces))["a"][0] == 0
     assert copied.size_bytes == body.size_bytes
-
-
-def test_files_are_taken_as_they_are(tmp_path: Path) -> None:
-    path = tmp_path / "w.safetensors"
-    safetensors.torch.save_file({"a": torch.ones(3)}, path)
-    assert b"".join(make_body(path).pieces) == path.read_bytes()
-    assert b"".join(make_body(path.read_bytes()).pieces) == path.read_bytes()
-    torch.save({"a": torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(WeightsError, match=r"safetensors\.torch\.save_file"):
-        make_body(tmp_path / "w.pt")
-
-
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ({}, "nothing to publish"),
-        (3, "a int is not weights"),
-        ({"a": "text"}, '"a" is of type str'),
-        ({"a": torch.ones(1), "extra": {"b": 1}}, '"extra" is of type dict'),
-        (pickle.dumps({"a": 1}), "are a pickle"),
-        (b"12345678", "are not safetensors"),
-        ("/nowhere/w.safetensors", "cannot read /nowhere"),
-        ({"a": np.array(["x"])}, "dtype <U1"),
-    ],
-)
-def test_what_is_no_weights_is_told(weights: Any, words: str) -> None:
-    with pytest.raises(WeightsError, match=words):
-        make_body(weights)
 
 
 def test_pulled_weights_are_views_and_load_into_a_module() -> None:

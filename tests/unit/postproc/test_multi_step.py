@@ -38,16 +38,6 @@ def test_every_target_is_what_a_loop_over_the_frames_makes(
     assert (result["observation"] == before["observation"]).all()
 
 
-def test_the_example_of_the_docstring() -> None:
-    done = torch.tensor([False, False, False, True, False, False])
-    following = {"reward": torch.ones(6), "done": done, "terminated": done, "observation": torch.arange(6)}
-    result = MultiStep(gamma=0.5, n_steps=3)(TensorDict({"next": following}, batch_size=[6]))
-    assert result["next", "reward"].tolist() == [1.75, 1.75, 1.5, 1.0, 1.5, 1.0]
-    assert result["steps_to_next_obs"].tolist() == [3, 3, 2, 1, 2, 1]
-    assert result["next", "observation"].tolist() == [2, 3, 3, 3, 5, 5]
-    assert result["next", "done"].tolist() == [False, True, True, True, False, False]
-
-
 def test_several_batch_dimensions_and_rewards_of_several_agents() -> None:
     reward = torch.arange(2 * 3 * 5 * 2, dtype=torch.float32).reshape(2, 3, 5, 2)
     done = torch.zeros(2, 3, 5, 1, dtype=torch.bool)

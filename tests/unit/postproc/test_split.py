@@ -47,11 +47,6 @@ def test_rows_with_the_same_id_stay_apart() -> None:
     assert result["x"].data_ptr() == batch["x"].data_ptr()  # whole rows are not copied
 
 
-def test_a_single_row_becomes_one_trajectory() -> None:
-    batch = TensorDict({"x": torch.arange(3), ("collector", "traj_ids"): torch.ones(3)}, batch_size=[3])
-    assert split_trajectories(batch)["x"].tolist() == [[0, 1, 2]]
-
-
 def test_as_many_pieces_as_rows_are_not_taken_for_whole_rows() -> None:
     collector = {
         "traj_ids": torch.tensor([[1, 1], [0, 0], [2, 3]]),

@@ -2,12 +2,9 @@ import uuid
 
 import gymnasium
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cormorant_testing.datasets import iter_frames
-from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.shards import ShardLimits
 from cormorant_worker.sinks.trajectories import iter_trajectories
@@ -46,28 +43,6 @@ def test_every_value_of_every_trajectory_comes_back(make_dice, voyage):
     assert dataset.frames == writer.durable_frames == dice.frames
     dice.assert_stored(iter_trajectories(dataset))
     assert verify(uri).problems == ()
-
-
-@pytest.mark.parametrize("lengths", [None, [4, 4, 3], [3, 3, 3], [4, 1, 2], [0, 4, 0]])
-def test_a_batch_read_back_has_the_learners_values(make_dice, tmp_path, lengths):
-    dice = make_dice("nested", recurrent=True, num_envs=3, num_rows=4)
-    dataset = open_dataset(str(tmp_path / "d"), dice.description())
-    batches = []
-    with dataset.writer("cpu-0-0", dice.layout) as writer:
-        for _ in range(3):
-            block = dice.fill(lengths)
-            writer.append(block)
-            batches.append(to_tensordict(block).clone())
-
-    for batch, frames in zip(batches, iter_frames(dataset), strict=True):
-        read = frames.to_tensordict()
-        by_time = batch.transpose(0, 1)
-        mask = by_time.get(("collector", "mask"), None)
-        for key in batch.keys(include_nested=True, leaves_only=True):
-            if key == ("collector", "mask"):
-                continue
-            wanted = by_time[key].reshape(-1, *by_time[key].shape[2:]) if mask is None else by_time[key][mask]
-            assert (read[key] == wanted).all(), key
 
 
 def test_images_are_compressed_and_numbers_are_not(make_dice, stored, tmp_path):
