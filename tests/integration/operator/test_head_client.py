@@ -23,6 +23,7 @@ from cormorant_cli.connection import client_errors
 from cormorant_cli.errors import BadInput
 from cormorant_cli.job_head import connect_to_head
 from cormorant_contract.rest.control import Desired
+from cormorant_contract.workers import Autoscale
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
@@ -85,9 +86,13 @@ def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> Non
     job, port = served
     answer = ask(job, port)
     assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
+    groups = tuple(
+        group.model_copy(update={"autoscale": Autoscale(max_replicas=4)}) for group in job.spec.worker_groups
+    )
+    autoscaled = replace(job, templates=Templates(job.spec.model_copy(update={"worker_groups": groups})))
 
     async def scale_pause_and_drain() -> None:
-        async def until(is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
+        async def until(is_so: Callable[[HeadAnswer], bool], job: Job = job) -> HeadAnswer:
             async with asyncio.timeout(60):
                 while not is_so(answer := await client.ask(job, HEAD)):
                     await asyncio.sleep(0.1)
@@ -102,6 +107,10 @@ def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> Non
             await until(lambda a: a.frames > 0)
             # Nobody takes batches: the workers come to wait for a learner, which is no stall.
             await until(lambda a: a.is_queue_full)
+            waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
+            assert waits is not None
+            assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
+            assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
             await client.drain(job, HEAD)
             await until(lambda a: a.phase == "Draining")
 

@@ -1,7 +1,6 @@
 """Every head of a namespace, played by one small server: what an operator asks is answered, what it orders is kept."""
 
 import json
-import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,26 +16,10 @@ class StubHead:
     empty_slots: dict[str, list[int]] = field(default_factory=dict)
     paused: bool = False
     phase: str = "Running"
-    demand: float = 0.0
-    """Workers whose frames its learners could use; 0: it does not measure who waits."""
-    consumer_s: float = 0.0
-    idle_s: float = 0.0
-    worker_s: float = 0.0
-    measured_at: float | None = None
     tokens: set[str] = field(default_factory=set)
     """Authorization headers that were sent."""
     accepted: str = ""
     """The Authorization header that is accepted; empty: any."""
-
-    def measure(self) -> None:
-        """Count who waited for whom since the last time."""
-        now = time.monotonic()
-        passed_s = now - self.measured_at if self.measured_at is not None else 0.0
-        size = sum(self.sizes.values())
-        self.measured_at = now
-        self.consumer_s += passed_s * max(0.0, 1 - size / self.demand)
-        self.idle_s += passed_s * max(0.0, size - self.demand)
-        self.worker_s += passed_s * size
 
 
 class StubHeads(ScriptedHead):
@@ -63,8 +46,6 @@ class StubHeads(ScriptedHead):
 
 def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if path == "/v1/desired":
-        if head.demand:
-            head.measure()
         head.sizes = {**head.sizes, **body.get("groups", {})}
         head.empty_slots = body.get("empty_slots", {})
         head.paused = body["paused"] if body.get("paused") is not None else head.paused
@@ -74,16 +55,8 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
     if path == "/v1/drain":
         head.phase = "Draining"
         return {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}
-    waits: dict[str, float] = {}
-    groups: list[dict[str, Any]] = []
-    if head.demand:
-        head.measure()
-        waits = {"consumer_wait_seconds": head.consumer_s}
-        (group,) = ({"name": name, "desired": size, "ready": size} for name, size in head.sizes.items())
-        groups = [{**group, "idle_seconds": head.idle_s, "worker_seconds": head.worker_s}]
-    status = job_status(
-        job=job, phase=head.phase, groups=groups, pause_state="paused" if head.paused else "running", desired=desired
-    )
+    pause_state = "paused" if head.paused else "running"
+    status = job_status(job=job, phase=head.phase, pause_state=pause_state, desired=desired)
     status["frames"] |= {"collected": head.frames, "settled": head.frames, "stepped": head.frames, "per_second": 10.0}
-    status["queue"] |= {"capacity": 16, **waits}
+    status["queue"]["capacity"] = 16
     return status

@@ -260,6 +260,11 @@ def test_operators_agree_on_the_successor_of_a_pod() -> None:
     world.do(early)
     world.do(late)
     assert world.slots() == ["cpu-0", "cpu-1"]
+    # Its plan is still under way when the pod has gone, and has a successor.
+    world.then.vanish(early.manifest["metadata"]["name"])
+    world.do(early)
+    world.do(DeletePod(pod=replace(world.live()[0], uid="of-an-earlier-pod"), why="a late plan"))
+    assert (world.slots(), world.live()[0].attempt) == (["cpu-0", "cpu-1"], 2)
 
 
 def test_name_of_a_vanished_pod_is_not_reused() -> None:
