@@ -106,14 +106,6 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
     assert created.manifest["metadata"]["labels"]["cormorant.dev/index"] == "7"
 
 
-def test_empty_place_of_a_large_job_is_found() -> None:
-    world = large(500)
-    record = world.record()
-    record.pod_index.drop("w42")
-    view = View(world.job, record, world.state(), world.now, world.defaults)
-    assert [(slot.index, slot.last_attempt) for slot in view.slots["cpu"]] == [(42, 0)]
-
-
 @pytest.mark.slow
 def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     """Pods end in 5 s, are made at 50 a second and are ready after 15 s; the operator looks once a second."""

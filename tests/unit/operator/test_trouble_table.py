@@ -304,46 +304,12 @@ def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
     assert world.condition("Stalled") == "False/NotStalled"
 
 
-@pytest.mark.parametrize("on_stall", ["Restart", "Fail"])
-def test_operator_that_was_away_leaves_healthy_jobs_alone(on_stall: str) -> None:
-    world = running(runPolicy={"onStall": on_stall, "startupDeadlineSeconds": 900})
-    pods = set(world.pods)
-    world.restart_operator()
-    world.wait(10_000)  # it leads again, and has asked no head yet
-    world.wait(599)
-    world.then.collect(4_000_000)
-    assert set(world.pods) == pods
-    assert (world.condition("Failed"), world.condition("Stalled")) == ("", "False/NotStalled")
-    assert of_kind(world.done, DeletePod) == []
-
-
 def test_restarted_operator_restarts_the_stall_deadline() -> None:
     world = running(runPolicy={"onStall": "Fail"})
     world.restart_operator()
     world.tick(10_000)
     world.then.say(world.head, frames=1000, settled=1000)
     ends_after(world, 600, reason="Stalled")
-
-
-def test_returning_operator_ends_no_job_by_old_deadlines() -> None:
-    world = World(runPolicy={"startupDeadlineSeconds": 900, "progressDeadlineSeconds": 0})
-    world.run()
-    world.restart_operator()
-    world.wait(10_000)
-    assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")
-    world.then.collect(5000)
-    assert world.condition("Progressing") == "True/FramesCollected"
-
-
-def test_worker_lost_during_operator_outage_fails_no_job() -> None:
-    world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900})
-    world.then.delete(world.live()[0].name)
-    assert world.condition("Ready") == "False/TooFewWorkers"
-    world.restart_operator()
-    world.tick(10_000)
-    world.vanish(world.live()[0].name)
-    world.run()
-    assert (len(world.live()), world.condition("Failed")) == (1, "")
 
 
 def test_learners_have_their_time_after_the_operator_was_away() -> None:
