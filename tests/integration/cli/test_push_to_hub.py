@@ -12,10 +12,8 @@ from typing import Any
 import datasets
 import pytest
 
-from cormorant_testing.datasets import described
+from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
-from cormorant_worker.collect.block import Block
-from cormorant_worker.sinks.dataset import open_dataset
 
 
 @pytest.fixture
@@ -50,15 +48,7 @@ def hub(tmp_path: Path) -> Iterator[ScriptedHead]:
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    layout, description = described(num_rows=4, num_envs=2, job="pole")
-    block = Block(layout)
-    block.begin(4)
-    block.lengths[:] = 4
-    block.traj_ids[:] = [0, 1]
-    block.reward[:] = [[0, 1], [2, 3], [4, 5], [6, 7]]
-    with open_dataset(str(tmp_path / "data"), description).writer("cpu-0-0", layout) as writer:
-        writer.append(block)
-    return str(tmp_path / "data")
+    return write_dataset(str(tmp_path / "data"))
 
 
 def push(hub: ScriptedHead, uri: str, token: str) -> "subprocess.CompletedProcess[str]":

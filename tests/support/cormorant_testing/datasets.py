@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import gymnasium
 import numpy as np
 
-from cormorant_worker.collect.block import Layout
-from cormorant_worker.sinks.dataset import StoredDataset
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.sinks.dataset import StoredDataset, open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.schema import FrameSchema
@@ -29,6 +29,22 @@ def described(*, num_rows: int, num_envs: int, job: str = "") -> tuple[Layout, D
         schema=FrameSchema.of(layout),
         job=job,
     )
+
+
+def write_dataset(uri: str, *, shards: int = 1) -> str:
+    """Four steps of two environments of the job pole: each shard's observations are its number, rewards go on."""
+    layout, description = described(num_rows=4, num_envs=2, job="pole")
+    block = Block(layout)
+    block.begin(4)
+    block.lengths[:] = 4
+    block.traj_ids[:] = [0, 1]
+    with open_dataset(uri, description).writer("cpu-0-0", layout) as writer:
+        for shard in range(shards):
+            block.observation[0][:] = shard
+            block.reward[:] = np.arange(8 * shard, 8 * shard + 8).reshape(4, 2)
+            writer.append(block)
+            writer.flush()
+    return uri
 
 
 def iter_frames(dataset: StoredDataset) -> Iterator[Frames]:

@@ -3,15 +3,12 @@
 import http.server
 import json
 import os
-import socket
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -22,6 +19,7 @@ from websockets.sync.server import ServerConnection
 
 from cormorant import open_fleet
 from cormorant_contract.env import Env
+from cormorant_testing.scripts import unused_port
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.openenv import OpenEnvSource
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
@@ -50,17 +48,6 @@ class Server:
     def start(self) -> None:
         self.process = subprocess.Popen(self._command)
 
-    def wait(self) -> None:
-        deadline = time.monotonic() + 120
-        while True:
-            try:
-                with urlopen(f"{self.url}/health", timeout=5):
-                    return
-            except OSError:
-                assert time.monotonic() < deadline
-                assert self.process.poll() is None
-                time.sleep(0.1)
-
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
@@ -71,9 +58,7 @@ def serve() -> Iterator[Callable[..., Server]]:
     servers: list[Server] = []
 
     def start(sessions: int = 8) -> Server:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = listener.getsockname()[1]
-        servers.append(Server(port, sessions))
+        servers.append(Server(unused_port(), sessions))
         return servers[-1]
 
     yield start
@@ -157,10 +142,8 @@ def test_a_full_server_is_waited_for(serve: Callable[..., Server]) -> None:
 
 @needs_openenv
 def test_a_fleet_collects_by_the_schema_alone(serve: Callable[..., Server]) -> None:
-    server = serve()
-    server.wait()
     fields = {"observation": [{"name": "total", "dtype": "int64"}]}
-    block = {"url": server.url, "numEnvs": 2, "fields": fields}
+    block = {"url": serve().url, "numEnvs": 2, "fields": fields, "startTimeoutSeconds": 120}
     with open_fleet(env={"openenv": block}, workers=2, frames_per_batch=20) as fleet:
         batch = fleet.next_batch(timeout=60)
     assert batch.shape == (2, 10)

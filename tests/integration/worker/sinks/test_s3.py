@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 
 import cormorant
 from cormorant_testing.collecting import make_job
-from cormorant_testing.datasets import described, iter_frames
+from cormorant_testing.datasets import described, iter_frames, write_dataset
 from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
 from cormorant_worker.collect.block import Block
@@ -130,17 +130,7 @@ def test_a_writer_whose_part_was_ended_stops(write: "subprocess.Popen[str]", uri
 
 
 def test_a_learner_reads_from_the_store(uri: str) -> None:
-    layout, description = described(num_rows=4, num_envs=2)
-    block = Block(layout)
-    block.begin(4)
-    block.lengths[:] = 4
-    block.traj_ids[:] = [0, 1]
-    with open_dataset(uri, description).writer("cpu-0-0", layout) as writer:
-        for shard in range(6):
-            block.observation[0][:] = shard
-            writer.append(block)
-            writer.flush()
-    dataset = cormorant.read_dataset(uri)
+    dataset = cormorant.read_dataset(write_dataset(uri, shards=6))
     stream = dataset.to_torch(batch_size=3, shuffle=True)
     read = list(
         DataLoader(stream, batch_size=None, collate_fn=stream.collate, num_workers=2)
