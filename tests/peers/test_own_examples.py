@@ -46,20 +46,65 @@ TIANSHOU = (
     "from tianshou.data import Collector, CollectStats,",
     "from cormorant_compat.tianshou import Collector\nfrom tianshou.data import CollectStats,",
 )
-AGENTS: dict[str, Any] = {
-    "swap": [TORCHRL],
-    "arguments": [
-        "collector.frames_per_batch=600", "collector.n_iters=3", "train.num_epochs=1", "train.minibatch_size=200",
-        "logger.backend=",
-    ],
-    "needs": ["torchrl", "hydra", "vmas", "gym"],
-    "says": "Iteration 2",
-}  # fmt: skip
+MUJOCO = "hydra imageio mujoco"
+TIANSHOU_MUJOCO = "tensorboard docstring_parser imageio jsonargparse mujoco"
+
+
+def of_torchrl(file: str, needs: str, says: str, arguments: str, **more: Any) -> Example:
+    needed = ["torchrl", *needs.split()]
+    return Example(
+        file=f"sota-implementations/{file}.py",
+        swap=[TORCHRL],
+        needs=needed,
+        says=says,
+        arguments=arguments.split(),
+        **more,
+    )
+
+
+def of_tianshou(
+    file: str, needs: str, arguments: str, *, swap: Sequence[tuple[str, str]] = (TIANSHOU,), **more: Any
+) -> Example:
+    needed = ["tianshou", *needs.split()]
+    return Example(file=f"examples/{file}.py", swap=swap, needs=needed, arguments=arguments.split(), **more)
+
+
 EXAMPLES = [
-    Example(file="sota-implementations/multiagent/mappo_ippo.py", **AGENTS),
-    Example(file="sota-implementations/multiagent/iql.py", **AGENTS),
-    Example(
-        file="examples/discrete/discrete_dqn.py",
+    *(
+        of_torchrl(
+            f"multiagent/{name}", "hydra vmas gym", "Iteration 2",
+            "collector.frames_per_batch=600 collector.n_iters=3 train.num_epochs=1 train.minibatch_size=200 "
+            "logger.backend=",
+        )
+        for name in ("mappo_ippo", "iql")
+    ),
+    of_torchrl(
+        "dqn/dqn_cartpole", "hydra", "1200/1200",
+        "collector.total_frames=1200 collector.frames_per_batch=200 collector.init_random_frames=400 logger.backend= "
+        "loss.num_updates=4 checkpoint.path=saved checkpoint.interval=400",
+    ),
+    of_torchrl(
+        "ppo/ppo_mujoco", MUJOCO, "512/512",
+        "collector.total_frames=512 collector.frames_per_batch=256 loss.ppo_epochs=1 logger.backend=",
+    ),
+    of_torchrl(
+        "a2c/a2c_mujoco", MUJOCO, "1280/1280",
+        "collector.total_frames=1280 logger.backend= logger.test_interval=640",
+    ),
+    of_torchrl(
+        "td3/td3", MUJOCO, "2000/2000",
+        "collector.total_frames=2000 collector.frames_per_batch=200 collector.init_random_frames=1000 "
+        "optim.utd_ratio=0.05 env.max_episode_steps=100 logger.eval_iter=1000 logger.backend=",
+        imports_in="utils.py",
+    ),
+    of_torchrl(
+        "discrete_sac/discrete_sac", "hydra", "1500/1500",
+        "collector.total_frames=1500 collector.frames_per_batch=250 collector.init_random_frames=500 "
+        "optim.utd_ratio=0.05 logger.eval_iter=500 logger.backend= env.library=gymnasium",
+        imports_in="utils.py",
+    ),
+    of_tianshou(
+        "discrete/discrete_dqn", "tensorboard", "", says="Finished training in",
         swap=[
             ("import tianshou as ts\n", "import tianshou as ts\nfrom cormorant_compat.tianshou import Collector\n"),
             ("ts.data.Collector", "Collector"),
@@ -67,103 +112,32 @@ EXAMPLES = [
         shorter=[
             ("num_training_envs, num_test_envs = 10, 100", "num_training_envs, num_test_envs = 10, 4"),
             ("lr, epoch, batch_size = 1e-3, 10,", "lr, epoch, batch_size = 1e-3, 1,"),
-            (
-                "epoch_num_steps, collection_step_num_env_steps = 10000, 10",
-                "epoch_num_steps, collection_step_num_env_steps = 200, 10",
-            ),
+            ("epoch_num_steps, collection_step_num_env_steps = 10000, 10",
+             "epoch_num_steps, collection_step_num_env_steps = 200, 10"),
             (', render_mode="human")', ")"),
             ("n_episode=100, render=1 / 35)", "n_episode=2)"),
         ],
-        needs=["tianshou", "tensorboard"],
-        says="Finished training in",
+    ),
+    of_tianshou(
+        "mujoco/mujoco_ppo", TIANSHOU_MUJOCO,
+        "--epoch 1 --epoch_num_steps 512 --collection_step_num_env_steps 256 --update_step_num_repetitions 1 "
+        "--num_training_envs 4 --num_test_envs 2 --buffer_size 512",
+    ),
+    of_tianshou(
+        "box2d/acrobot_dualdqn", "tensorboard", "--epoch 1 --epoch_num_steps 2000 --num_test_envs 2",
+        shorter=[("    assert stop_fn(result.best_reward)\n", "")], says="best_reward=",
+    ),
+    of_tianshou(
+        "mujoco/mujoco_sac", TIANSHOU_MUJOCO,
+        "--epoch 1 --epoch_num_steps 200 --start_timesteps 300 --num_training_envs 2 --num_test_envs 2 "
+        "--buffer_size 1000 --collection_step_num_env_steps 2",
     ),
     Example(
-        file="examples/mujoco/mujoco_ppo.py",
-        swap=[TIANSHOU],
-        arguments=[
-            "--epoch", "1", "--epoch_num_steps", "512", "--collection_step_num_env_steps", "256",
-            "--update_step_num_repetitions", "1", "--num_training_envs", "4", "--num_test_envs", "2",
-            "--buffer_size", "512",
-        ],
-        needs=["tianshou", "tensorboard", "docstring_parser", "imageio", "jsonargparse", "mujoco"],
-    ),
-    Example(
-        file="sota-implementations/dqn/dqn_cartpole.py",
-        swap=[TORCHRL],
-        arguments=[
-            "collector.total_frames=1200", "collector.frames_per_batch=200", "collector.init_random_frames=400",
-            "logger.backend=", "loss.num_updates=4", "checkpoint.path=saved", "checkpoint.interval=400",
-        ],
-        needs=["torchrl", "hydra"],
-        says="1200/1200",
-    ),
-    Example(
-        file="sota-implementations/ppo/ppo_mujoco.py",
-        swap=[TORCHRL],
-        arguments=[
-            "collector.total_frames=512", "collector.frames_per_batch=256",
-            "loss.ppo_epochs=1", "logger.backend=",
-        ],
-        needs=["torchrl", "hydra", "imageio", "mujoco"],
-        says="512/512",
-    ),
-    Example(
-        file="sota-implementations/a2c/a2c_mujoco.py",
-        swap=[TORCHRL],
-        arguments=["collector.total_frames=1280", "logger.backend=", "logger.test_interval=640"],
-        needs=["torchrl", "hydra", "imageio", "mujoco"],
-        says="1280/1280",
-    ),
-    Example(
-        file="sota-implementations/td3/td3.py",
-        swap=[TORCHRL],
-        imports_in="utils.py",
-        arguments=[
-            "collector.total_frames=2000", "collector.frames_per_batch=200", "collector.init_random_frames=1000",
-            "optim.utd_ratio=0.05", "env.max_episode_steps=100", "logger.eval_iter=1000", "logger.backend=",
-        ],
-        needs=["torchrl", "hydra", "imageio", "mujoco"],
-        says="2000/2000",
-    ),
-    Example(
-        file="sota-implementations/discrete_sac/discrete_sac.py",
-        swap=[TORCHRL],
-        imports_in="utils.py",
-        arguments=[
-            "collector.total_frames=1500", "collector.frames_per_batch=250", "collector.init_random_frames=500",
-            "optim.utd_ratio=0.05", "logger.eval_iter=500", "logger.backend=", "env.library=gymnasium",
-        ],
-        needs=["torchrl", "hydra"],
-        says="1500/1500",
-    ),
-    Example(
-        file="examples/box2d/acrobot_dualdqn.py",
-        swap=[TIANSHOU],
-        shorter=[("    assert stop_fn(result.best_reward)\n", "")],
-        arguments=["--epoch", "1", "--epoch_num_steps", "2000", "--num_test_envs", "2"],
-        needs=["tianshou", "tensorboard"],
-        says="best_reward=",
-    ),
-    Example(
-        file="examples/mujoco/mujoco_sac.py",
-        swap=[TIANSHOU],
-        arguments=[
-            "--epoch", "1", "--epoch_num_steps", "200", "--start_timesteps", "300", "--num_training_envs", "2",
-            "--num_test_envs", "2", "--buffer_size", "1000", "--collection_step_num_env_steps", "2",
-        ],
-        needs=["tianshou", "tensorboard", "docstring_parser", "imageio", "jsonargparse", "mujoco"],
-    ),
-    Example(
-        file="examples/distributed/collectors/multi_nodes/ray_collect.py",
-        swap=[
-            (
-                "from torchrl.collectors.distributed.ray import RayCollector",
-                "from cormorant_compat.torchrl import RayCollector",
-            )
-        ],
-        shorter=[("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000")],
-        needs=["torchrl", "ray"],
+        file="examples/distributed/collectors/multi_nodes/ray_collect.py", needs=["torchrl", "ray"],
         says="batch 5, total frames 1000",
+        swap=[("from torchrl.collectors.distributed.ray import RayCollector",
+               "from cormorant_compat.torchrl import RayCollector")],
+        shorter=[("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000")],
     ),
 ]  # fmt: skip
 

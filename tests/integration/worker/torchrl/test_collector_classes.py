@@ -157,15 +157,15 @@ def test_versions_and_ids_are_where_they_are_asked_for() -> None:
 
 
 def test_hooks_are_exchanged_and_called_once_a_batch() -> None:
-    calls: list[str] = []
-    first = {"pre_collect_hook": lambda: calls.append("first"), "total_frames": 12}
+    calls: list[Any] = []
+    first = {"pre_collect_hook": lambda: calls.append("first"), "total_frames": 12, "set_truncated": True}
     with Collector(envs(), frames_per_batch=6, **first) as collector:  # type: ignore[arg-type]  # by name
         batches = iter(collector)
-        next(batches)
+        assert not next(batches)["next", "truncated"].any(), "episodes of three steps have ended by themselves"
         collector.pre_collect_hook = lambda: calls.append("second")
-        collector.post_collect_hook = lambda batch: calls.append(f"after {batch.numel()}")
+        collector.post_collect_hook = lambda batch: calls.append(batch["next", "truncated"].squeeze(-1).tolist())
         assert len(list(batches)) == 1
-    assert calls == ["first", "second", "after 6"]
+    assert calls == ["first", "second", [[False, False, True]] * 2]
 
 
 def test_a_policy_beside_a_factory_is_where_weights_come_from() -> None:

@@ -3,7 +3,6 @@
 import gc
 import random
 from collections.abc import Callable
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -25,7 +24,7 @@ from cormorant_compat.torchrl import (
 from cormorant_compat.torchrl.plan import next_seed
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.policies import Versioned, constant, numbered
+from cormorant_testing.policies import Versioned, numbered
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
@@ -155,37 +154,6 @@ def test_seed_rules_numpys_and_pythons_generators(vectorization: str) -> None:
     assert torch.equal(found[1], found[2])
     # Every environment, step and seed has numbers of its own.
     assert len(torch.cat([found[0], found[1]]).flatten().unique()) == 2 * found[0].numel()
-
-
-@pytest.mark.slow
-def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
-    class Kept(list[Any]):
-        def extend(self, batch: Any) -> None:  # type: ignore[override]  # as replay buffers have it
-            super().extend(batch)
-
-    seen: list[Any] = []
-    buffer = Kept()
-    with sync_sync_collector(
-        make, {"lengths": (7, 3)}, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
-        pre_collect_hook=lambda: seen.append("before"), post_collect_hook=lambda batch: seen.append(batch.shape),
-        postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
-    ) as collector:  # fmt: skip
-        assert list(collector) == [None, None, None]
-    assert seen == ["before", (2, 5)] * 3
-    assert len(buffer) == 30
-    assert all(frame["twice"] == 2 * frame["next", "reward"] for frame in buffer)
-    # Batches of five steps, episodes of seven and of three.
-    for flag, at in (("truncated", {4}), ("done", {4}), ("terminated", set())):
-        assert {n for n, frame in enumerate(buffer[:5]) if frame["next", flag]} == at
-    assert not any(frame["next", "truncated"] for frame in buffer[10:15])
-    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "terminated"]} == {1, 4}
-
-
-@pytest.mark.slow
-def test_each_collector_may_have_a_policy_of_its_own() -> None:
-    factories = [partial(constant, None, None, action=action) for action in (1, 4)]
-    with sync_sync_collector(make, None, 1, 2, policy_factory=factories, frames_per_batch=8) as collector:
-        assert collector.next()["action"].tolist() == [[1] * 4, [4] * 4]
 
 
 @pytest.mark.slow
