@@ -221,6 +221,8 @@ def test_compact_batches_have_no_second_observation() -> None:
     gone = {("next", key) for key in ("observation", "count", "step_count")}
     assert set(whole.keys(True, True)) - set(compact.keys(True, True)) == gone
     assert all(torch.equal(whole[key], compact[key]) for key in compact.keys(True, True))
+    assert torch.equal(whole["next", "step"], whole["next", "observation"][..., 2].long())
+    assert not [key for key in whole.keys(True) if "info" in key]
 
 
 def test_new_episodes_begin_with_reset() -> None:

@@ -1,6 +1,5 @@
 """TorchRL's collector helpers over real workers, value by value."""
 
-import gc
 import random
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -8,7 +7,6 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 import torch
 from tensordict import TensorDict
@@ -89,18 +87,6 @@ def test_environments_may_differ_and_unit_dimensions_go() -> None:
     with sync_sync_collector([make], None, num_collectors=1, frames_per_batch=7, total_frames=7) as collector:
         (batch,) = list(collector)
     assert (batch.shape, batch.names) == ((7,), ["time"])
-
-
-@pytest.mark.slow
-def test_workers_end_with_the_last_reference_to_their_collector() -> None:
-    collector = sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE)
-    workers = [psutil.Process(worker.pid) for worker in collector.fleet.stats().workers]
-    batches = iter(collector)
-    del collector
-    assert next(batches).numel() == 12
-    del batches
-    gc.collect()
-    assert psutil.wait_procs(workers, 60)[1] == []
 
 
 def test_the_length_is_the_number_of_batches_that_come() -> None:
@@ -279,28 +265,6 @@ def test_torchrls_environments_step_on_their_device() -> None:
         with Collector(nowhere, frames_per_batch=4, total_frames=4, **given) as collector:
             assert collector.next().shape == (4,)
             assert collector.env.device == expected
-
-
-@pytest.mark.slow
-def test_one_instance_may_hold_several_environments() -> None:
-    with sync_sync_collector(CountingEnv(lengths=3), None, 2, 1, frames_per_batch=12, **INLINE) as collector:
-        for _ in range(2):
-            batch = collector.next()
-            seeds, steps = batch["observation"][..., 0], batch["observation"][..., 2]
-            assert (seeds[:, :1] == seeds).all()
-            assert seeds[0, 0] != seeds[1, 0]
-            assert steps.tolist() == [[0, 1, 2, 0, 1, 2]] * 2
-            collector.set_seed(5)
-
-
-@pytest.mark.slow
-def test_info_lies_at_the_root_of_next() -> None:
-    with sync_sync_collector(
-        make, {}, 2, 1, frames_per_batch=20, total_frames=20, info=["step"], **INLINE
-    ) as collector:
-        batch = collector.next()
-    assert torch.equal(batch["next", "step"], batch["next", "observation"][..., 2].long())
-    assert "info" not in batch["next"].keys()  # noqa: SIM118  # a TensorDict
 
 
 @pytest.mark.slow
