@@ -4,6 +4,8 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import gymnasium
@@ -15,6 +17,7 @@ from examples.torch_cartpole import TorchCartPole
 from cormorant import load_job, make_collector
 from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import START_S, Started
+from cormorant_testing.scripts import until, unused_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
@@ -87,11 +90,13 @@ def test_torch_cartpole_moves_as_gymnasiums() -> None:
 LEARNERS = {
     "learner_cartpole.py": r"return of the last episodes: ([\d.]+)",
     "self_play.py": r"over random moves ([\d.]+)",
+    "rest_ppo_cartpole.py": r"mean return of the last episodes: ([\d.]+)$",
+    "rest_ppo_pong.py": r"6 updates, loss (-?[\d.]+) -> (-?[\d.]+)$",
 }
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", LEARNERS)
+@pytest.mark.parametrize("script", ["learner_cartpole.py", "self_play.py"])
 def test_learners_run(script: str) -> None:
     assert learned(script, "--quick", timeout_s=2 * START_S) > 0
 
@@ -103,9 +108,42 @@ def test_learners_reach_their_goal(script: str, goal: float) -> None:
     assert learned(script, "--seed", "2", timeout_s=1800) >= goal
 
 
-def learned(script: str, *arguments: str, timeout_s: float) -> float:
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / script, *arguments], capture_output=True, text=True, timeout=timeout_s
+@contextmanager
+def served(manifest: str, start: Started, folder: Path) -> Iterator[list[str]]:
+    """Serve a manifest; yields the options that a learner needs."""
+    port, tokens = unused_port(), folder / "head/tokens.json"
+    command = start(
+        "run", str(EXAMPLES / manifest), "--serve", "--port", str(port), "--directory", str(folder / "head")
     )
-    assert done.returncode == 0, done.stderr
-    return float(re.findall(LEARNERS[script], done.stdout)[-1])
+    until(tokens.exists, seconds=START_S, what="the head makes a token file")
+    yield ["--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens)]
+    command.interrupt()
+    command.end()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("option", "goal"), [(["--quick"], 0), (["--seed", "2"], 450)])
+def test_cartpole_is_learned_over_rest(option: list[str], goal: float, start: Started, tmp_path: Path) -> None:
+    with served("cartpole-ppo.yaml", start, tmp_path) as head:
+        assert learned("rest_ppo_cartpole.py", *head, *option, timeout_s=1500) >= goal
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_pong_learner_lowers_its_loss(start: Started, tmp_path: Path) -> None:
+    with served("pong-ppo.yaml", start, tmp_path) as head:
+        before, after = numbers_of("rest_ppo_pong.py", *head, "--updates", "6", timeout_s=1500)
+    assert after < before
+
+
+def learned(script: str, *arguments: str, timeout_s: float) -> float:
+    return numbers_of(script, *arguments, timeout_s=timeout_s)[-1]
+
+
+def numbers_of(script: str, *arguments: str, timeout_s: float) -> list[float]:
+    """The numbers in the last line of a learner that says how it went."""
+    command = [sys.executable, EXAMPLES / script, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [float(number) for number in list(re.finditer(LEARNERS[script], done.stdout, re.MULTILINE))[-1].groups()]
