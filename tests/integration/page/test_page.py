@@ -12,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 import safetensors.numpy
-import yaml
 from playwright.sync_api import Browser
 
 from cormorant_api.live.moments import report_of
@@ -86,13 +85,8 @@ def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Bro
         "CartPole-v1",
         episodeMetrics=[{"name": "longest", "key": "elapsed_step", "reduce": "max"}],
         normalize={"observation": {}, "reward": {}},
+        env={"info": [{"key": "elapsed_step"}], "variants": [{"name": "short"}, {"name": "long"}]},
     )
-    document = yaml.safe_load(manifest.read_text())
-    document["spec"]["env"] |= {
-        "info": [{"key": "elapsed_step"}],
-        "variants": [{"name": "short"}, {"name": "long"}],
-    }
-    manifest.write_text(yaml.safe_dump(document))
     with HeadProcess(manifest, tmp_path / "head") as head:
         api = head.api("write")
         with watching(browser, api.port, api.token) as watched:
@@ -116,18 +110,16 @@ def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Bro
 
 
 def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser) -> None:
-    manifest = write_manifest(tmp_path, "CartPole-v1")
-    document = yaml.safe_load(manifest.read_text())
-    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
-    document["spec"]["inference"] = {"batchShapes": [8]}
-    document["spec"]["policy"]["compile"] = "auto"
-    manifest.write_text(yaml.safe_dump(document))
+    groups = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
+    policy = {"entrypoint": "cormorant.policies:mlp", "compile": "auto"}
+    spec = {"workerGroups": groups, "inference": {"batchShapes": [8]}, "policy": policy}
+    manifest = write_manifest(tmp_path, "CartPole-v1", spec=spec)
     with HeadProcess(manifest, tmp_path / "head", "--workers", "2") as head:
         api = head.api("write")
         with watching(browser, api.port, api.token) as watched:
             until(lambda: api.get("/v1/status").json["inference"].get("act", {}).get("rows_per_second", 0) > 100)
             watched.page.wait_for_function(
-                "/^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
+                "() => /^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
             )
             pattern = r"act: [\d.]+ rows per act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
             assert re.fullmatch(pattern, watched.text("#servers-detail"))
@@ -140,10 +132,8 @@ def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser
 
 
 def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None:
-    manifest = write_manifest(tmp_path, "CartPole-v1", episodes={"count": 4000})
-    document = yaml.safe_load(manifest.read_text())
-    document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "results")}}
-    manifest.write_text(yaml.safe_dump(document))
+    spec = {"output": {"dataset": {"uri": str(tmp_path / "results")}}}
+    manifest = write_manifest(tmp_path, "CartPole-v1", episodes={"count": 4000}, spec=spec)
     with HeadProcess(manifest, tmp_path / "head") as head:
         api = head.api("write")
         with watching(browser, api.port, api.token) as watched:
@@ -249,10 +239,9 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
 
 
 def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) -> None:
-    document = yaml.safe_load(write_manifest(tmp_path, "CartPole-v1").read_text())
-    document["spec"]["output"] = {"queue": {"capacityBatches": 2, "onFull": "wait"}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
-    command = Command("run", "job.yaml", "--serve", "--port", "0", "--directory", "head", cwd=tmp_path)
+    spec = {"output": {"queue": {"capacityBatches": 2, "onFull": "wait"}}}
+    manifest = write_manifest(tmp_path, "CartPole-v1", spec=spec)
+    command = Command("run", str(manifest), "--serve", "--port", "0", "--directory", "head", cwd=tmp_path)
     try:
         assert command.process.stdout is not None
         link = next(line for line in command.process.stdout if line.startswith("live page: ")).split()[-1]

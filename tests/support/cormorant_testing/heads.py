@@ -17,17 +17,18 @@ from manifest_making import collector_job
 START_S = 120
 
 
-def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
-    """A job of an EnvPool task that needs no consumer, as a file."""
-    spec = {
-        "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}},
+def write_manifest(folder: Path, task: str, *, env: Any = (), spec: Any = (), **collection: Any) -> Path:
+    """A job of an EnvPool task that needs no consumer, as a file; `env` and `spec` are added to what it says."""
+    whole = {
+        "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}, **dict(env)},
         "policy": {"entrypoint": f"cormorant.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"},
         "collection": {"framesPerBatch": 64, "seed": 7, **collection},
         "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
         "replicas": 2,
+        **dict(spec),
     }
     path = folder / f"{task}.yaml"
-    path.write_text(yaml.safe_dump(collector_job(task.partition("-")[0].lower(), spec, namespace="team-a")))
+    path.write_text(yaml.safe_dump(collector_job(task.partition("-")[0].lower(), whole, namespace="team-a")))
     return path
 
 
