@@ -1,5 +1,6 @@
 """What the supervisor decides, without Ray."""
 
+import json
 import select
 import shutil
 import socket
@@ -268,13 +269,21 @@ sys.exit("Exception: The current node timed out during startup. This could happe
 """
 
 
-@pytest.mark.parametrize(("raylet_s", "code"), [("600", 4), ("0", 1)], ids=["starved", "crashed"])
-def test_start_that_ray_gave_up_counts_if_a_process_crashed(tmp_path: Path, raylet_s: str, code: int) -> None:
+@pytest.mark.parametrize(
+    ("raylet_s", "code", "reason"),
+    [("600", 4, "did not start, as happens when its processes get no CPU time"), ("0", 1, "it ended with code 1")],
+    ids=["starved", "crashed"],
+)
+def test_start_that_ray_gave_up_counts_if_a_process_crashed(
+    tmp_path: Path, raylet_s: str, code: int, reason: str
+) -> None:
     for name in ("raylet", "gcs_server"):
         shutil.copy("/bin/sleep", tmp_path / name)
     ray = GIVES_UP.format(folder=str(tmp_path), raylet_s=raylet_s)
-    done = supervise(tmp_path, ray, "head", "--", "sleep", "600")
+    (tmp_path / "last-words").write_text('{"frames": 7}')
+    done = supervise(tmp_path, ray, "head", "--", "sleep", "600", CORMORANT_LAST_WORDS=str(tmp_path / "last-words"))
     assert done.returncode == code, done.stdout + done.stderr
+    assert reason in json.loads((tmp_path / "last-words").read_text())["reason"]
 
 
 @pytest.mark.parametrize(
