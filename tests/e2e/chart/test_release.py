@@ -23,6 +23,7 @@ from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, rende
 from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
+from cormorant_testing.real_job import Job
 from cormorant_testing.scripts import unused_port
 from cormorant_testing.stub_heads import StubHeads
 from manifest_making import collector_job
@@ -196,10 +197,10 @@ class Installed(Scene):
         self.until_gone("poddisruptionbudget", "pong-head")
         (config,) = namespace.names("configmaps")
         self.edit(suspend=True)
-        namespace.until(lambda: self.head.phase == "Draining", what="the head is asked to drain")
+        namespace.until(lambda: self.stub.phase == "Draining", what="the head is asked to drain")
         namespace.finish("pong-head-1", container="head", exit_code=143)
         namespace.until(lambda: self.condition("Suspended") == "True/Suspended", what="it is suspended")
-        self.head.phase = "Running"
+        self.stub.phase = "Running"
         self.edit(suspend=False, collection={"framesPerBatch": 128})
         namespace.until(lambda: "pong-head-2" in namespace.names("pods"), what="the next head is there")
         self.until_gone("configmap", config)
@@ -211,9 +212,8 @@ class Installed(Scene):
         stranger = restricted_pod("clash-head-1", {"name": "c", "image": "example/stranger:1"})
         self.namespace("create", "-f", "-", document=stranger)
         self.submit("clash")
-        self.namespace.until(
-            lambda: self.condition("Accepted", "clash") == "False/NameConflict", what="the stranger is noticed"
-        )
+        clash = Job(self.namespace, "clash")
+        clash.until(lambda: clash.condition("Accepted") == "False/NameConflict", "the stranger is noticed")
         self.namespace("delete", "cjob", "clash")
 
     def _stale_secret(self) -> dict[str, Any]:

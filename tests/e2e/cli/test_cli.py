@@ -28,7 +28,7 @@ def running(scene: Cli) -> Iterator[Cli]:
     with scene.operator(), Kubelet(scene.namespace):
         scene.good("submit", scene.write(), "--wait", "--timeout", "60")
         # `--wait` is content with the first of them.
-        scene.until(lambda: scene.status()["workers"] == "2/2", "both workers are ready")
+        scene.until(lambda: scene.status["workers"] == "2/2", "both workers are ready")
         yield scene
 
 
@@ -135,7 +135,7 @@ def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
 
 def test_kubectl_prints_the_columns_of_the_crd(running) -> None:
     kubectl = running.namespace
-    running.head.frames = 1234
+    running.stub.frames = 1234
     kubectl.until(lambda: "1234" in kubectl("get", "cjob"), what="frames are shown")
     header, row = kubectl("get", "cjob").splitlines()
     assert header.split() == ["NAME", "PHASE", "REASON", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]

@@ -18,13 +18,10 @@ class Place(Scene):
     def __init__(self, scene: Scene, api: FaultyApi) -> None:
         kubeconfig = str(write_kubeconfig(scene.folder / "kubeconfig", api.url))
         super().__init__(scene.namespace, scene.folder, heads=scene.heads, kubeconfig=kubeconfig)
-        self.api = api
+        self.proxy = api
 
     def workers(self) -> str:
-        return str(self.status().get("workers", ""))
-
-    def uid(self, pod: str) -> str:
-        return str(self.namespace.get("pod", pod)["metadata"]["uid"])
+        return str(self.status.get("workers", ""))
 
     def uids_of(self, *, size: int = 99) -> set[str]:
         """The head's, and those of workers that a group of this size keeps, without pods that are being deleted."""
@@ -56,10 +53,10 @@ def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
         assert _die_after_each_write(place, lambda: place.workers() == "3/3", what="three workers") >= 3
         assert place.slots() == Counter({"0": 1, "1": 1, "2": 1, "head": 1})
         # A pod that was created was never created again.
-        assert place.api.requests["POST", "pods"] == 4 + place.api.dry_runs
+        assert place.proxy.requests["POST", "pods"] == 4 + place.proxy.dry_runs
 
         victim = place.namespace.names("pods", "cormorant.dev/role=worker")[1]
-        untouched = place.uids_of() - {place.uid(victim)}
+        untouched = place.uids_of() - {place.uids()[victim]}
         place.namespace("delete", "pod", victim, "--wait=false")
         place.namespace.until(lambda: len(place.slots()) == 3, what="it is gone")
         assert _die_after_each_write(place, lambda: len(place.slots()) == 4, what="its successor") >= 1
@@ -71,35 +68,35 @@ def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
         assert place.uids_of() == untouched
 
         place.edit(suspend=True)
-        deaths = _die_after_each_write(place, lambda: place.head.phase == "Draining", what="it drains")
+        deaths = _die_after_each_write(place, lambda: place.stub.phase == "Draining", what="it drains")
         assert place.uids_of() == untouched
         place.namespace.finish("pong-head-1", container="head", exit_code=143)
-        deaths += _die_after_each_write(place, lambda: place.status().get("phase") == "Suspended", what="suspended")
+        deaths += _die_after_each_write(place, lambda: place.status.get("phase") == "Suspended", what="suspended")
         assert deaths >= 2
         assert place.uids_of() == set()
-        assert place.api.requests["POST", "pods"] == 5 + place.api.dry_runs
+        assert place.proxy.requests["POST", "pods"] == 5 + place.proxy.dry_runs
 
 
 def test_api_server_that_fails_at_random(place: Place) -> None:
-    place.api.rate, place.api.stream_s = 0.25, 2.0
+    place.proxy.rate, place.proxy.stream_s = 0.25, 2.0
     with Kubelet(place.namespace), place.operator():
         place.submit(replicas=4)
         _watch_slots(place, lambda: place.workers() == "4/4", what="four workers")
         for round_number in range(3):
             size = 3 + round_number
             victim = place.namespace.names("pods", "cormorant.dev/role=worker")[round_number]
-            untouched = place.uids_of(size=size) - {place.uid(victim)}
+            untouched = place.uids_of(size=size) - {place.uids()[victim]}
             place.namespace("delete", "pod", victim, "--wait=false")
             place.namespace("scale", "cjob/pong", f"--replicas={size}")
             wanted, slots = f"{size}/{size}", {"head", *map(str, range(size))}
             # The numbers alone may be those of a surplus worker that is still ready, and of a slot that is still empty.
             _watch_slots(place, lambda w=wanted, s=slots: (place.workers(), set(place.slots())) == (w, s), what=wanted)
             assert untouched <= place.uids_of(), "no other pod is touched"
-        place.api.rate, place.api.stream_s = 0.0, 0.0
+        place.proxy.rate, place.proxy.stream_s = 0.0, 0.0
         _watch_slots(place, lambda: len(place.slots()) == 6, what="five workers and a head")
         assert untouched <= place.uids_of()
-        assert place.status()["epoch"] == 1, "no healthy pod is restarted"
-    assert place.api.faults > 20
+        assert place.status["epoch"] == 1, "no healthy pod is restarted"
+    assert place.proxy.faults > 20
 
 
 @pytest.mark.parametrize("faults", [["answer lost", "409"], ["409", "409"]], ids=["it exists", "it does not"])
@@ -107,18 +104,18 @@ def test_head_of_unknown_creation_keeps_its_epoch(place: Place, faults: list[str
     def judge(request: Any) -> str:
         if request.method != "POST" or not request.path.endswith("/pods") or "dryRun" in request.query:
             return ""
-        place.api.is_deaf = True  # no watch tells of it
+        place.proxy.is_deaf = True  # no watch tells of it
         return faults.pop(0) if faults else ""
 
     with Kubelet(place.namespace), place.operator():
         time.sleep(4)  # the operator has finished the listings of its start
-        place.api.judge = judge
+        place.proxy.judge = judge
         place.submit(replicas=1)
         _watch_slots(place, lambda: len(place.slots()) == 2, what="a head and a worker")
-        place.api.is_deaf = False
-        place.api.expire_watches()
+        place.proxy.is_deaf = False
+        place.proxy.expire_watches()
         _watch_slots(place, lambda: place.workers() == "1/1", what="one worker")
-    assert (place.namespace.names("pods", "cormorant.dev/role=head"), place.status()["epoch"]) == (["pong-head-1"], 1)
+    assert (place.namespace.names("pods", "cormorant.dev/role=head"), place.status["epoch"]) == (["pong-head-1"], 1)
     assert faults == []
 
 
@@ -129,8 +126,8 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             place.submit(replicas=3)
             _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
             victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
-            untouched = place.uids_of() - {place.uid(victim)}
-            place.api.go_away()
+            untouched = place.uids_of() - {place.uids()[victim]}
+            place.proxy.go_away()
             # Its lease lasts 15 s; it gives up before anybody else may lead, and not at the first fault.
             began = time.monotonic()
             assert leader.process.wait(timeout=40) == 1
@@ -140,11 +137,11 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             time.sleep(8)
             assert successor.process.poll() is None, "it waits for the API server"
             assert len(place.slots()) == 3
-            place.api.is_away = False
+            place.proxy.is_away = False
             _watch_slots(place, lambda: len(place.slots()) == 4, what="the deleted worker's successor")
             assert untouched <= place.uids_of()
             _watch_slots(place, lambda: place.workers() == "3/3", what="three workers again")
-            assert place.status()["epoch"] == 1
+            assert place.status["epoch"] == 1
 
 
 def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
@@ -152,10 +149,10 @@ def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
         place.submit(replicas=3)
         _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
         time.sleep(4)  # the operator has finished the listings of its start
-        place.api.is_deaf = True
+        place.proxy.is_deaf = True
         victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
         place.namespace("delete", "pod", victim, "--force", "--grace-period=0")
-        place.api.expire_watches()
+        place.proxy.expire_watches()
         _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
 
 
@@ -168,10 +165,10 @@ def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
             place.namespace("delete", "pod", victim, "--wait=false")
             _watch_slots(place, lambda victim=victim: victim not in place.namespace.names("pods"), what="it is gone")
             _watch_slots(place, lambda: len(place.slots()) == 5, what="four workers and a head")
-        assert place.status()["epoch"] == 1
+        assert place.status["epoch"] == 1
         _watch_slots(place, lambda: place.workers() == "4/4", what="all workers are ready")
     # The second of two creations of a name is refused: as many were done as pods were needed.
-    assert place.api.requests["POST", "pods"] - place.api.dry_runs == 5 + 6
+    assert place.proxy.requests["POST", "pods"] - place.proxy.dry_runs == 5 + 6
 
 
 def _watch_slots(place: Place, is_so: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
@@ -193,9 +190,9 @@ def _die_after_each_write(place: Place, is_done: Callable[[], bool], *, what: st
         with place.operator() as operator:
             process = operator.process
             # The answer to the write is never heard.
-            last = place.api.writes + deaths + 1
-            place.api.after_write = lambda n, last=last, process=process: process.kill() if n >= last else None
+            last = place.proxy.writes + deaths + 1
+            place.proxy.after_write = lambda n, last=last, process=process: process.kill() if n >= last else None
             _watch_slots(place, lambda process=process: process.poll() is not None or is_done(), what=what)
             deaths += process.poll() is not None
-    place.api.after_write = lambda _: None
+    place.proxy.after_write = lambda _: None
     return deaths

@@ -8,7 +8,7 @@ import pytest
 
 from cormorant_testing.kubectl import Kubelet, require_crd
 from cormorant_testing.operator_scene import Scene
-from cormorant_testing.real_job import note
+from cormorant_testing.real_job import Job, note
 from cormorant_testing.real_kueue import KueueProcess, Quota, skip_without_kueue
 
 SMALL = "500m"
@@ -54,8 +54,8 @@ def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> No
     submit(scene, quota, "pong", "low")
     scene.until(lambda: scene.condition("Scheduled") == "False/WaitingForQuota", "the condition says so")
     scene.until(lambda: condition(workload(scene), "QuotaReserved").get("message"), "Kueue says why")
-    scene.until(lambda: "insufficient quota" in str(scene.status()["conditions"]), "the job says why")
-    assert (pods(scene), scene.status()["phase"]) == ([], "Pending")
+    scene.until(lambda: "insufficient quota" in str(scene.status["conditions"]), "the job says why")
+    assert (pods(scene), scene.status["phase"]) == ([], "Pending")
     quota.set_cpu(SMALL)
     scene.until_ready()
     admitted = datetime.fromisoformat(condition(workload(scene), "Admitted")["lastTransitionTime"])
@@ -72,32 +72,32 @@ def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> No
 def test_preempted_job_drains_and_goes_on_where_it_was(scene: Scene, quota: Quota) -> None:
     submit(scene, quota, "pong", "low")
     scene.until_ready()
-    scene.head.frames = 1000
+    scene.stub.frames = 1000
     submit(scene, quota, "urgent", "high")
-    scene.until(lambda: scene.head.phase == "Draining", "the head drains")
+    scene.until(lambda: scene.stub.phase == "Draining", "the head drains")
     scene.until(lambda: scene.condition("Suspended") == "False/Evicted", "the condition says so")
     # Its quota is its own until its pods are gone: learners take the last batches.
     assert (pods(scene, "urgent"), len(pods(scene))) == ([], 3)
-    scene.head.frames = 1536
-    scene.until(lambda: scene.status()["frames"]["settled"] == 1536, "the last frames are in the status")
+    scene.stub.frames = 1536
+    scene.until(lambda: scene.status["frames"]["settled"] == 1536, "the last frames are in the status")
     scene.namespace.finish("pong-head-1", container="head", exit_code=143)
-    scene.until_ready("urgent")
+    Job(scene.namespace, "urgent").until_ready()
     assert pods(scene) == []
     assert scene.condition("Scheduled") == "False/WaitingForQuota"
     assert condition(workload(scene), "Requeued")["reason"] == "Preempted"
     # The end of the other job gives its quota back.
-    scene.head.phase = "Running"
+    scene.stub.phase = "Running"
     scene.namespace.finish("urgent-head-1", container="head", exit_code=0, reason="Completed")
     scene.until(lambda: condition(workload(scene, "urgent"), "Finished").get("reason") == "Succeeded", "it finished")
     scene.until_ready()
     (head,) = [pod for pod in pods(scene) if pod["metadata"]["name"] == "pong-head-2"]
     command = " ".join(head["spec"]["containers"][0]["command"])
     assert "1536" in command, "settled frames are not collected again"
-    assert (scene.status()["frames"]["settled"], scene.status()["headRestarts"]) == (1536, 0)
+    assert (scene.status["frames"]["settled"], scene.status["headRestarts"]) == (1536, 0)
     scene.namespace.finish("pong-head-2", container="head", exit_code=0, reason="Completed")
     scene.until(lambda: condition(workload(scene), "Finished").get("reason") == "Succeeded", "it finished")
     scene.until(lambda: quota.used_cpu() == "0", "all quota is free")
-    assert scene.status()["frames"]["settled"] == 100_000
+    assert scene.status["frames"]["settled"] == 100_000
 
 
 def test_deleted_workload_stops_nothing(scene: Scene, quota: Quota) -> None:
@@ -120,13 +120,13 @@ def test_deleted_workload_stops_nothing(scene: Scene, quota: Quota) -> None:
 def test_smaller_start_where_the_group_may_be_smaller(scene: Scene, quota: Quota) -> None:
     submit(scene, quota, "pong", "low", replicas=4, workerGroups=[{"name": "cpu", "minReplicas": 1}])
     # One is enough to be ready.
-    scene.until(lambda: scene.status().get("workers") == "2/2", "the workers that have quota")
+    scene.until(lambda: scene.status.get("workers") == "2/2", "the workers that have quota")
     quota.set_cpu("2")
     scene.edit(suspend=True)
-    scene.until(lambda: scene.head.phase == "Draining", "the head drains")
+    scene.until(lambda: scene.stub.phase == "Draining", "the head drains")
     scene.namespace.finish("pong-head-1", container="head", exit_code=143)
     scene.until(lambda: scene.condition("Suspended") == "True/Suspended", "it is suspended")
     scene.until(lambda: quota.used_cpu() == "0", "its quota is free")
-    scene.head.phase = "Running"
+    scene.stub.phase = "Running"
     scene.edit(suspend=False)
-    scene.until(lambda: scene.status()["workers"] == "4/4", "all workers have quota")
+    scene.until(lambda: scene.status["workers"] == "4/4", "all workers have quota")

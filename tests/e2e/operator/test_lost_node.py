@@ -74,7 +74,7 @@ def test_lost_node_gives_its_pods_successors_and_none_is_forced_away(scene: Scen
             assert pods_on(scene, first) == dict.fromkeys(before, True)
             assert not set(before) & set(pods_on(scene, second))
             scene.until_ready(within_s=60)
-            assert scene.status()["workers"] == "2/2"
+            assert scene.status["workers"] == "2/2"
             # The node comes back, and its kubelet ends what was told to end.
             scene.namespace("delete", "pod", *before, "--force", "--grace-period=0")
             time.sleep(3)

@@ -13,6 +13,7 @@ from cormorant_operator.errors import KubeConflict
 from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
+from cormorant_testing.real_job import Job
 
 
 def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
@@ -23,25 +24,25 @@ def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
     assert [name[:12] for name in namespace.names("configmaps")] == ["pong-config-"]
     secret = namespace.get("secret", "pong-tokens")
     assert sorted(secret["data"]) == ["operator", "ray", "read", "tokens.json", "write"]
-    running.head.frames = 1234
-    running.until(lambda: running.status()["frames"]["collected"] == 1234, "frames are in the status")
+    running.stub.frames = 1234
+    running.until(lambda: running.status["frames"]["collected"] == 1234, "frames are in the status")
     token = base64.b64decode(secret["data"]["operator"]).decode()
-    assert running.head.tokens == {f"Bearer {token}"}
-    assert running.head.sizes == {"cpu": 2}
+    assert running.stub.tokens == {f"Bearer {token}"}
+    assert running.stub.sizes == {"cpu": 2}
     assert "HeadCreated" in namespace("get", "events")
-    assert running.status()["phase"] == "Running"
+    assert running.status["phase"] == "Running"
 
 
 def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.namespace("scale", "cjob/pong", "--replicas=4")
     running.until(lambda: len(running.namespace.names("pods")) == 5, "four workers and a head")
-    running.until(lambda: running.head.sizes == {"cpu": 4}, "the head is told")
+    running.until(lambda: running.stub.sizes == {"cpu": 4}, "the head is told")
     running.until(lambda: running.scale()["replicas"] == 4, "an autoscaler sees four")
     selected = running.namespace.names("pods", running.scale()["selector"])
     assert selected == running.namespace.names("pods", "cormorant.dev/role=worker")
     running.namespace("scale", "cjob/pong", "--replicas=1")
     running.until(lambda: len(running.namespace.names("pods")) == 2, "one worker and a head")
-    running.until(lambda: running.status()["elastic"]["replicas"] == 1, "the scale subresource knows")
+    running.until(lambda: running.status["elastic"]["replicas"] == 1, "the scale subresource knows")
 
 
 def test_what_others_change_is_restored(running: Scene) -> None:
@@ -82,8 +83,8 @@ def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
             scene.until_ready()
             policy = policies()["pong-pods"]
             assert policy["metadata"]["ownerReferences"][0]["kind"] == "CollectorJob"
-            scene.head.frames = 99
-            scene.until(lambda: scene.status()["frames"]["collected"] == 99, "it was looked at again")
+            scene.stub.frames = 99
+            scene.until(lambda: scene.status["frames"]["collected"] == 99, "it was looked at again")
             # The API server's defaults make no difference: it is not applied again and again.
             assert policies()["pong-pods"]["metadata"]["resourceVersion"] == policy["metadata"]["resourceVersion"]
         namespace("patch", "networkpolicy", "pong-pods", "--type=merge", "-p", '{"spec": {"ingress": []}}')
@@ -205,7 +206,7 @@ def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
         running.until(lambda: running.condition("Ready") == "True/EnoughWorkers", "the second job is ready")
         assert running.namespace.get("cjob", "pong")["metadata"]["uid"] != first
         assert running.namespace.get("pod", "pong-head-1")["metadata"]["deletionTimestamp"]
-        assert running.status()["epoch"] == 2
+        assert running.status["epoch"] == 2
         owners = {
             name: running.namespace.get(kind, name)["metadata"]["ownerReferences"][0]["uid"]
             for kind, name in (("service", "pong-head"), ("service", "pong-api"), ("secret", "pong-tokens"))
@@ -250,7 +251,7 @@ def test_late_status_write_is_refused(running: Scene) -> None:
             await cluster.close()
 
     asyncio.run(write())
-    assert running.status()["phase"] != "Pending"
+    assert running.status["phase"] != "Pending"
 
 
 def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
@@ -287,7 +288,7 @@ def test_two_shards_by_label_share_jobs_and_take_over(scene: Scene) -> None:
         scene.submit(labels={"team": "a"})
         scene.submit("other")
         scene.until_ready(within_s=90)
-        scene.until_ready("other", within_s=90)
+        Job(scene.namespace, "other").until_ready(within_s=90)
         assert len(scene.namespace.names("leases", "")) == 2
         assert ('"job": "pong"' in a.text, '"job": "other"' in a.text) == (True, False)
         assert ('"job": "pong"' in rest.text, '"job": "other"' in rest.text) == (False, True)

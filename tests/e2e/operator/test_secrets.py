@@ -10,7 +10,7 @@ from cormorant_testing.operator_scene import Scene
 
 
 def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
-    namespace, head = running.namespace, running.head
+    namespace, head = running.namespace, running.stub
     before, pods = namespace.get("secret", "pong-tokens"), running.uids()
     wrong = base64.b64encode(b"of another hand").decode()
     namespace("patch", "secret", "pong-tokens", "--type=merge", "-p", f'{{"data": {{"operator": "{wrong}"}}}}')

@@ -23,7 +23,6 @@ from cormorant.policies import mlp
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_scene import Cli
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import Job as RealJob
 from cormorant_testing.real_job import note, small_job
 from cormorant_testing.terminal import Terminal
 
@@ -80,7 +79,7 @@ def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
             code = str(made.folder / "code")
             made.good("submit", str(made.make()), "--code", code, "--wait", "--timeout", str(START_S))
             yield made
-            RealJob(namespace, made.name).delete()
+            made.delete()
 
 
 def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> None:
@@ -186,15 +185,14 @@ def test_logs_are_selected_by_label(job: Job) -> None:
 
 
 def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
-    cart = RealJob(job.namespace, job.name)
-    head = cart.head()
-    cart.signal(head, "cormorant_api", signal.SIGSTOP)
+    head = job.head()
+    job.signal(head, "cormorant_api", signal.SIGSTOP)
     try:
         began = time.monotonic()
         done = job("resume", "cart", "--wait", "5")
         took_s = time.monotonic() - began
     finally:
-        cart.signal(head, "cormorant_api", signal.SIGCONT)
+        job.signal(head, "cormorant_api", signal.SIGCONT)
     assert done.code == 1
     assert done.err.startswith(f"waiting until the workers of {job.namespace.name}/cart run again, at most 5 s\n")
     assert "resumed in its spec, but its workers could not be checked: " in done.err

@@ -91,7 +91,7 @@ def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation)
     document["spec"]["head"]["template"] = {"spec": {"containers": [{"name": "head", "volumeMounts": [mount]}]}}
     with running(installed.jobs, document) as job:
         job.until(lambda: job.condition("Ready") == "False/HeadBlocked", what="the head says that it is blocked")
-        (message,) = [c["message"] for c in job.status["conditions"] if c["type"] == "Ready"]
+        message = job.message("Ready")
         assert "/var/lib/cormorant" in message
         words = message[message.index("/var/lib/cormorant") :]
         header, row = job.namespace("get", "collectorjob", job.name).splitlines()

@@ -4,7 +4,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,15 +13,18 @@ from typing import Any
 import yaml
 
 from cormorant_cli.__main__ import run
-from cormorant_testing.kubectl import Namespace, condition_of
+from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_world import make_spec
+from cormorant_testing.real_job import Job
 from cormorant_testing.scripts import Logged
 from cormorant_testing.stub_heads import StubHead, StubHeads
 from manifest_making import collector_job
 
 
-class Scene:
-    """A namespace, and operators that look after it alone. Its heads are a stub's where there is one."""
+class Scene(Job):
+    """A job, and operators that look after its namespace alone. Its heads are a stub's where there is one."""
+
+    name = "pong"
 
     def __init__(
         self,
@@ -32,7 +35,8 @@ class Scene:
         kubeconfig: str = "",
         image: str = "example/cormorant:1",
     ) -> None:
-        self.namespace, self.folder, self.image = namespace, folder, image
+        super().__init__(namespace, self.name)
+        self.folder, self.image = folder, image
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         key = folder / "key"
         key.write_text("0123456789abcdef" * 4)
@@ -55,42 +59,22 @@ class Scene:
             sys.stdout.write(operator.text[-5000:])
 
     @property
-    def head(self) -> StubHead:
-        """That of `pong`, also before the operator has asked it."""
-        return self.heads.by_job.setdefault("pong", StubHead())
+    def stub(self) -> StubHead:
+        """The head of the job, also before the operator has asked it."""
+        return self.heads.by_job.setdefault(self.name, StubHead())
 
     def submit(self, *names: str, labels: Mapping[str, str] = {}, **spec: Any) -> None:
-        """Apply jobs of one spec; without a name, `pong`."""
-        manifests = [collector_job(name, make_spec(**spec), labels=dict(labels)) for name in names or ("pong",)]
+        """Apply jobs of one spec; without a name, the scene's own."""
+        manifests = [collector_job(name, make_spec(**spec), labels=dict(labels)) for name in names or (self.name,)]
         self.namespace("apply", "-f", "-", document={"apiVersion": "v1", "kind": "List", "items": manifests})
 
-    def edit(self, name: str = "pong", **spec: Any) -> None:
-        self.namespace("patch", "cjob", name, "--type=merge", "-p", json.dumps({"spec": spec}))
-
-    def status(self, name: str = "pong") -> dict[str, Any]:
-        return dict(self.namespace.get("cjob", name).get("status") or {})
-
-    def condition(self, kind: str, name: str = "pong") -> str:
-        return condition_of(self.status(name), kind)
-
-    def message(self, kind: str) -> str:
-        """Of a condition; empty when there is none."""
-        return next((c["message"] for c in self.status().get("conditions", ()) if c["type"] == kind), "")
-
-    def scale(self, name: str = "pong") -> dict[str, Any]:
+    def scale(self) -> dict[str, Any]:
         """What the scale subresource says to autoscalers."""
-        path = f"/apis/cormorant.dev/v1alpha1/namespaces/{self.namespace.name}/collectorjobs/{name}/scale"
+        path = f"/apis/cormorant.dev/v1alpha1/namespaces/{self.namespace.name}/collectorjobs/{self.name}/scale"
         return dict(json.loads(self.namespace("get", "--raw", path))["status"])
 
     def uids(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.namespace.items("pods")}
-
-    def until_ready(self, name: str = "pong", *, within_s: float = 30.0) -> None:
-        is_ready = "True/EnoughWorkers"
-        self.until(lambda: self.condition("Ready", name) == is_ready, f"{name} is ready", within_s=within_s)
-
-    def until(self, is_so: Callable[[], object], what: str, *, within_s: float = 30.0) -> float:
-        return self.namespace.until(is_so, what=what, within_s=within_s)
 
 
 @dataclass(frozen=True)

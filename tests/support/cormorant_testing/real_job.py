@@ -1,4 +1,4 @@
-"""A CollectorJob whose pods run, as a person and a learner see it."""
+"""A CollectorJob of a real API server, as a person sees it; and as a learner does, if its pods run."""
 
 import base64
 import json
@@ -65,6 +65,10 @@ class Job:
     def condition(self, kind: str) -> str:
         return condition_of(self.status, kind)
 
+    def message(self, kind: str) -> str:
+        """Of a condition; empty when there is none."""
+        return next((c["message"] for c in self.status.get("conditions", ()) if c["type"] == kind), "")
+
     def frames(self) -> int:
         return int(self.status.get("frames", {}).get("collected", 0))
 
@@ -85,7 +89,7 @@ class Job:
         lines = self.namespace("logs", pod, check=False).splitlines()
         return [json.loads(line) for line in lines if line.startswith("{")]
 
-    def until(self, is_so: Callable[[], object], *, what: str, within_s: float = WAIT_S) -> float:
+    def until(self, is_so: Callable[[], object], what: str, *, within_s: float = WAIT_S) -> float:
         """Wait for a fact; when it does not come, the failure says how the job stands."""
         try:
             return self.namespace.until(is_so, what=what, within_s=within_s)
