@@ -308,13 +308,6 @@ def test_gpu_groups_run_the_cuda_image() -> None:
     assert image(device="gpu", template=own) == "mine:2"
 
 
-def test_head_remembers_the_cuda_image_of_its_workers() -> None:
-    pod = head(origin=WITH_CUDA)
-    assert main_container(pod)["image"] == "example/cormorant-cpu:1"
-    assert pod["metadata"]["annotations"][names.CUDA_IMAGE] == "example/cormorant:1"
-    assert names.CUDA_IMAGE not in head()["metadata"]["annotations"]
-
-
 def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
     digests = set()
     for secret in ("", "store", "other"):
@@ -432,23 +425,6 @@ def test_config_map_is_the_manifest() -> None:
     assert parse_job(json.loads(text)).spec == job.spec
 
 
-def test_rendered_pod_is_read_back() -> None:
-    placed = {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"}
-    ended = container("worker", terminated={**ENDED, "exitCode": 137, "reason": "OOMKilled"})
-    beside = container("sidecar", terminated={"exitCode": 9})
-    pod = seen(
-        worker(index=3),
-        phase="Failed",
-        conditions=[placed, {"type": "Ready", "status": "False"}],
-        containerStatuses=[beside, ended],
-    )
-    assert (pod.group, pod.index, pod.attempt, pod.template) == ("cpu", 3, 1, "abc")
-    assert (pod.failures, pod.restarts, pod.base_image) == (2, 5, "example/cormorant:1")
-    assert pod.scheduled_since == datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
-    assert (pod.phase, pod.exit_code, pod.reason, pod.ran_s) == ("Failed", 137, "OOMKilled", 60.0)
-    assert pod.is_failure
-
-
 def seen(pod: Manifest, **status: Any) -> Pod:
     """A pod as the API server shows it."""
     metadata = {**pod["metadata"], "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -467,7 +443,7 @@ ENDED = {"startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:01:10
 @pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (1, "Failed")])
 def test_own_container_decides_though_a_sidecar_runs_on(code: int, phase: str) -> None:
     ended = container("head", terminated={**ENDED, "exitCode": code, "message": '{"frames": 9}'})
-    beside = seen(head(), phase="Running", containerStatuses=[ended, container("istio-proxy", running={})])
+    beside = seen(head(), phase="Running", containerStatuses=[container("istio-proxy", running={}), ended])
     assert (beside.phase, beside.exit_code, beside.has_sidecar, beside.settled_frames) == (phase, code, True, 9)
     native = seen(
         head(),
@@ -528,16 +504,6 @@ def test_obstacles_are_read(waiting: dict[str, str] | None, obstacle: str, words
     containers = [{"name": "w", "image": "x", "state": {"waiting": waiting}}]
     pod = seen(worker(), phase="Pending", conditions=conditions, containerStatuses=containers)
     assert (pod.obstacle.value, pod.obstacle_message) == (obstacle, words)
-
-
-def test_pod_that_a_taint_expels_is_not_on_a_lost_node_for_that() -> None:
-    raw = worker()
-    raw["metadata"]["deletionTimestamp"] = "2026-01-01T01:00:00Z"
-    raw["spec"]["nodeName"] = "n1"
-    reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
-    pod = seen(raw, phase="Running", conditions=[reason])
-    assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Running", False, True)
-    assert (pod.is_taint_evicted, pod.node) == (True, "n1")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Jobs with a queue: no pod before Kueue admits them, none kept after it evicts them, and nothing done on silence."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +8,7 @@ from cormorant_operator import names
 from cormorant_operator.decide.plan import CreatePod, DeletePod
 from cormorant_operator.job import read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
-from cormorant_testing.operator_world import UID, World, changes, make_spec, of_kind, running
-from manifest_making import collector_job
+from cormorant_testing.operator_world import UID, World, changes, make_document, of_kind, running
 
 QUEUE = "team-queue"
 WORKLOAD = names.workload("pong", UID)
@@ -263,8 +261,9 @@ def test_pending_workload_follows_the_manifest() -> None:
 
 
 def test_priority_class_becomes_a_priority() -> None:
-    world = World(queue=QUEUE)
-    world.job = replace(world.job, priority_class="high")
+    world, document = World(queue=QUEUE), make_document(queue=QUEUE)
+    document["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] = "high"
+    world.job = read_job(document)
     world.settle()
     assert (world.kueue.raw, world.condition("Accepted")) == (None, "False/Forbidden")
     world.api.keep({"kind": "WorkloadPriorityClass", "metadata": {"name": "high"}, "value": 1000})
@@ -293,12 +292,3 @@ def test_job_of_another_controller_is_left_alone() -> None:
     ours = World(managedBy="cormorant.dev/operator")
     ours.run()
     assert ours.job.status.phase == "Running"
-
-
-def test_labels_name_the_queue() -> None:
-    labels = {"kueue.x-k8s.io/queue-name": "team-queue", "kueue.x-k8s.io/priority-class": "high"}
-    document = collector_job("pong", make_spec(), namespace="team-a", uid="u", labels=labels)
-    job = read_job(document)
-    assert (job.queue, job.priority_class) == ("team-queue", "high")
-    document["metadata"]["labels"] = {}
-    assert read_job(document).queue == ""
