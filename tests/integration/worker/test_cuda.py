@@ -72,6 +72,29 @@ def test_gpu_group_acts_on_cuda_and_stores_where_told() -> None:
     assert frames == 640
 
 
+@pytest.mark.parametrize("entrypoint", ["mlp", "lstm"])
+def test_recorded_steps_are_the_same_frame_by_frame(entrypoint: str) -> None:
+    def collect(mode: str) -> list[torch.Tensor]:
+        vector = {"entrypoint": "examples.torch_cartpole:TorchCartPole", "numEnvs": 64, "kwargs": {"device": "cuda"}}
+        manifest = job(entrypoint=entrypoint, exploration="random")
+        manifest["spec"] |= {"env": {"vector": vector}}
+        manifest["spec"]["policy"]["compile"] = mode
+        with make_collector(manifest, device="cuda") as collector:
+            batches = []
+            for version in range(1, 5):
+                batches.append(collector.collect(num_steps=16 * 64))
+                weights = {name: value * 1.5 for name, value in collector.weights.current()["policy"].items()}
+                collector.weights.offer({"policy": weights}, version=version)
+            graphs = collector._rollout._rows.graphs
+            assert (graphs is None) == (mode == "off")
+            assert graphs is None or graphs.num_recorded == 16, graphs.refused
+            return batches
+
+    for found, wanted in zip(collect("auto"), collect("off"), strict=True):
+        for key, value in wanted.items(include_nested=True, leaves_only=True):
+            assert torch.equal(found[key], value), key
+
+
 @pytest.mark.slow
 def test_gpu_group_shares_one_gpu_of_a_ray_cluster() -> None:
     with open_fleet(job(device="gpu"), workers=2, engine=RayOptions(num_gpus=0.5)) as fleet:

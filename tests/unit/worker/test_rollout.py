@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from cormorant_testing.placements.echo_jax import EchoFunctions
 from cormorant_testing.placements.echo_torch import make_vector
@@ -31,7 +33,28 @@ ENVS: dict[str, Any] = {
 }
 
 
-def opened(env: str, policy: str | None, *, alone: bool = False, **collection: Any) -> Collector:
+class Tape(TorchDispatchMode):
+    """What a CUDA graph does, on a CPU: a list of operations, done again on the same memory."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        super().__init__()
+        self.done: list[Any] = []
+        with torch.random.fork_rng(devices=[]), self:
+            act()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.done.append((func, args, kwargs or {}, result))
+        return result
+
+    def __call__(self) -> None:
+        for func, args, kwargs, result in self.done:
+            for before, now in zip(tree_leaves(result), tree_leaves(func(*args, **kwargs)), strict=True):
+                if isinstance(now, torch.Tensor) and now.data_ptr() != before.data_ptr():
+                    before.copy_(now)
+
+
+def opened(env: str, policy: str | None, *, alone: bool = False, record: Any = None, **collection: Any) -> Collector:
     """`alone`: as on a device whose memory is not the host's."""
     torch.manual_seed(0)
     made = None if policy is None else build_policy(5, 2, kind=policy, is_discrete=False)
@@ -40,7 +63,7 @@ def opened(env: str, policy: str | None, *, alone: bool = False, **collection: A
     rollout = collector._rollout
     assert isinstance(rollout, ScanRollout if policy is None else DeviceRollout)
     if isinstance(rollout, DeviceRollout):
-        rollout._is_block = not alone
+        rollout._is_block, rollout.record = not alone, record
     return collector
 
 
@@ -60,15 +83,61 @@ def batches(collector: Collector) -> list[Any]:
     return [*found, collector.collect(num_steps=40 * N)]
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize(("alone", "record"), [(False, None), (True, None), (True, Tape)])
 @pytest.mark.parametrize("policy", ["module", "memory", "tensordict", "recurrent"])
 @pytest.mark.parametrize(("env", "normalize"), [("same", None), ("whole", {"observation": {"clip": 3}})])
-def test_a_policy_and_its_environments_on_one_device(env: str, policy: str, normalize: Any, alone: bool) -> None:
+def test_a_policy_and_its_environments_on_one_device(
+    env: str, policy: str, normalize: Any, alone: bool, record: Any
+) -> None:
     with (
-        opened(env, policy, alone=alone, normalize=normalize) as ours,
+        opened(env, policy, alone=alone, record=record, normalize=normalize) as ours,
         opened(env, policy, normalize=normalize) as plain,
     ):
         compare(ours, plain)
+        if record is not None:
+            graphs = ours._rollout._rows.graphs
+            assert graphs.num_recorded == 40, graphs.refused
+
+
+class OnTheHost(torch.nn.Module):
+    """Its actions depend on what a recorded call does not do again."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what, self.calls = what, 0
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        match self.what:
+            case "counts":
+                self.calls += 1
+            case "draws":
+                self.calls = 0 if np.random.random() < 0.5 else 1
+            case "reads":
+                return torch.full((N, 2), float(observation.mean().clamp(-1, 1)))
+            case "chooses":
+                return torch.zeros(N, 2).index_fill(0, torch.nonzero(observation[:, 0] > 0)[:, 0], 1)
+        return torch.full((N, 2), self.calls % 3 / 4)
+
+
+@pytest.mark.parametrize(
+    ("what", "reason"),
+    [
+        ("counts", "on the host"),
+        ("draws", "on the host"),
+        ("reads", "waits for its device in aten._local_scalar_dense"),
+        ("chooses", "waits for its device in aten.nonzero"),
+    ],
+)
+def test_a_policy_that_needs_the_host_is_not_recorded(what: str, reason: str) -> None:
+    np.random.seed(0)
+    with make_collector(env=ENVS["same"], num_envs=N, policy=OnTheHost(what)) as collector:
+        collector._rollout._is_block, collector._rollout.record = False, Tape
+        actions = torch.cat([collector.collect(num_steps=8 * N)["action"] for _ in range(4)], dim=1)
+        graphs = collector._rollout._rows.graphs
+        assert reason in graphs.refused
+        assert graphs.num_recorded == 0
+    if what == "counts":
+        np.testing.assert_array_equal(actions[0, :, 0] * 4, (np.arange(32) + 2) % 3)
 
 
 def test_a_batch_is_handed_over_on_its_device() -> None:

@@ -270,8 +270,8 @@ class Collector:
         else:
             block = Block(self.layout(-(-num_steps // self.num_envs)))
             self.fill(block, num_steps)
-            there = None if self._rollout is None else self._rollout.give_rows(block, device)
-            batch = to_tensordict(block, rows_there=there)
+            there = None if self._rollout is None else self._rollout.rows_of(block, device)
+            batch = to_tensordict(block, copy=there is not None, rows_there=there)
         if device is not None:
             batch = batch.to(device)
         if not self._config.post_processing:

@@ -12,6 +12,7 @@ complete: nothing waits for the device before that.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from time import monotonic_ns
 from typing import NamedTuple
@@ -21,6 +22,7 @@ import torch
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
+from cormorant_worker.collect.row_graphs import Act, CudaRecorder, RowGraphs
 from cormorant_worker.collect.timing import Timing
 from cormorant_worker.envs.protocol import VectorEnv, WholeStep
 from cormorant_worker.policy.action_check import ActionCheck
@@ -65,8 +67,8 @@ class Rollout(ABC):
         self._group.take_rollout(block, rows, ends.rows, ends.columns, ends.final)
         return True
 
-    def give_rows(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
-        """The rows of a block that was just filled, to keep; None: they are not on this device, or the block's own."""
+    def rows_of(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
+        """The rows of the block that was filled last; None: they are not on this device, or the block's own."""
         return None
 
     @abstractmethod
@@ -135,36 +137,32 @@ class DeviceRollout(Rollout):
         """The rows on the device are the block's memory."""
         self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
         self._rows: DeviceRows | None = None
+        self.record: Callable[[Act], Act] | None = CudaRecorder() if actor.is_recorded and not self._is_block else None
+        """Records what is done in a row; None: nothing is recorded."""
 
-    def give_rows(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
+    def rows_of(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
         rows = self._rows
-        if device is None or not _is_same(torch.device(device), self._device):
-            return None
-        if self._is_block or rows is None or rows.block is not block:
-            return None
-        self._rows = None
-        return rows
+        is_there = device is not None and not self._is_block and _is_same(torch.device(device), self._device)
+        return rows if is_there and rows is not None and rows.block is block else None
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        actor, env = self._actor, self._env
-        rows = self._rows = DeviceRows(block, None if self._is_block else self._device, self._rows)
-        first, t = torch.from_numpy(self._group.is_init.copy()).to(self._device), 0
+        env, rows = self._env, self._rows
+        if self._is_block or rows is None or not rows.fits(block):
+            graphs = None if self.record is None else RowGraphs(self._actor, self.record)
+            rows = self._rows = DeviceRows(block, None if self._is_block else self._device, graphs, rows)
+        rows.begin(block, self._group.is_init)
         for t in range(num_rows):
             laps, began = timing.next_laps(), monotonic_ns()
-            states: Sequence[torch.Tensor] = rows.states_at[t]
-            if t:
-                # Where an episode began; the stored rows keep what the one before it ended with.
-                states = [torch.where(_beside(first, s), new, s) for s, new in zip(states, self._initial, strict=True)]
-            found = actor.act_tensors(rows.obs_at[t], states, first)
-            for stored, value in zip((*rows.chosen_at[t], *rows.states_at[t + 1]), found, strict=True):
-                stored.copy_(value)
+            if rows.graphs is None:
+                self._act(rows, t)
+            else:
+                rows.graphs.run(t, partial(self._act, rows, t))
             acted = monotonic_ns()
-            # Copies, in the dtypes of the space: the policy may write its own again, and the environment these.
-            actions = zip(found, rows.action, strict=False)
-            step = env.step_tensors([value.to(stored.dtype, copy=True) for value, stored in actions])
+            # Copies: the environment may keep or change its actions.
+            step = env.step_tensors([stored.clone() for stored in rows.action_at[t]])
             stepped = monotonic_ns()
-            if actor.reads_first:
-                first = torch.logical_or(step.terminated, step.truncated)
+            if self._actor.reads_first:
+                torch.logical_or(step.terminated, step.truncated, out=rows.first_at[t + 1])
             reward, *flags = rows.result_at[t]
             # One launch where all are of one dtype.
             torch._foreach_copy_([*rows.obs_at[t + 1], *rows.seen_at[t], reward], [*step.obs, *step.seen, step.reward])
@@ -180,44 +178,76 @@ class DeviceRollout(Rollout):
         ended, columns = np.nonzero(block.terminated[: t + 1] | block.truncated[: t + 1])
         return t + 1, Ends(ended, columns, rows.final(ended, columns))
 
+    def _act(self, rows: "DeviceRows", t: int) -> None:
+        """Choose actions, and write them with the other outputs and the next states."""
+        first = rows.first_at[t]
+        # Where an episode began; the stored rows keep what the one before it ended with.
+        states = [
+            torch.where(_beside(first, state), new, state)
+            for state, new in zip(rows.states_at[t], self._initial, strict=True)
+        ]
+        found = self._actor.act_tensors(rows.obs_at[t], states, first)
+        for stored, value in zip((*rows.action_at[t], *rows.outputs_at[t], *rows.states_at[t + 1]), found, strict=True):
+            stored.copy_(value)
+
 
 class DeviceRows:
     """The rows of a batch on a device: [T + 1, N, ...] per leaf of what is carried, [T, N, ...] of the rest."""
 
-    def __init__(self, block: Block, device: torch.device | None, before: "DeviceRows | None") -> None:
-        """`device`: None if they are the block's own memory; `before`: the last batch's, whose memory is used again
-        where it fits.
+    def __init__(
+        self, block: Block, device: torch.device | None, graphs: RowGraphs | None, before: "DeviceRows | None"
+    ) -> None:
+        """`device`: None if they are the block's own memory; elsewhere it is the same for every block that
+        fits.
+        `before`: the last ones, some of whose memory is used again where it fits.
         """
-        self.block = block
-        result = block.reward, block.terminated, block.truncated
-        hosts = block.observation, block.states, block.action, block.outputs, block.info, result
-        self._hosts = [torch.from_numpy(a) for arrays in hosts for a in arrays]
-        if before is not None and [a.shape for a in before._hosts] != [a.shape for a in self._hosts]:
-            before = None
+        self.graphs, self._is_block = graphs, device is None
+        self.block, hosts = block, self._of(block)
+        self._hosts = [tensor for tensors in hosts for tensor in tensors]
         self._tensors = self._hosts
         if device is not None:
-            self._tensors = before._tensors if before else [torch.empty_like(a, device=device) for a in self._hosts]
+            self._tensors = [torch.empty_like(tensor, device=device) for tensor in self._hosts]
         self.device = self._tensors[0].device
         left = iter(self._tensors)
-        series = [list(islice(left, len(arrays))) for arrays in hosts]
-        self.observation, self.states, self.action, self.outputs, self.info, result_there = series
+        series = [list(islice(left, len(tensors))) for tensors in hosts]
+        self.observation, self.states, self.action, self.outputs, self.info, result = series
         # Looked up where episodes ended.
-        self._seen: list[torch.Tensor] = before._seen if before else [torch.empty_like(a[1:]) for a in self.observation]
-        for tensor, host in zip(self.observation + self.states, self._hosts, strict=False):
-            if tensor is not host:
-                tensor[0].copy_(host[0])
+        self._seen: list[torch.Tensor] = (
+            before._seen if before and before.fits(block) else [torch.empty_like(rows[1:]) for rows in self.observation]
+        )
         # By row, so that a step does not cut them.
         num_rows = len(block.reward)
         self.obs_at, self.seen_at = _by_row(self.observation, num_rows + 1), _by_row(self._seen, num_rows)
-        self.states_at = _by_row(self.states, num_rows + 1)
-        self.chosen_at, self.info_at = _by_row(self.action + self.outputs, num_rows), _by_row(self.info, num_rows)
-        self.result_at = _by_row(result_there, num_rows)
+        self.states_at, self.info_at = _by_row(self.states, num_rows + 1), _by_row(self.info, num_rows)
+        self.action_at, self.outputs_at = _by_row(self.action, num_rows), _by_row(self.outputs, num_rows)
+        self.result_at = _by_row(result, num_rows)
         """Reward, terminated, truncated."""
+        self.first_at = torch.zeros(
+            (num_rows + 1, block.layout.num_envs), dtype=torch.bool, device=self.device
+        ).unbind()
+        """Where episodes begin, for policies that read it."""
+
+    @staticmethod
+    def _of(block: Block) -> list[list[torch.Tensor]]:
+        result = block.reward, block.terminated, block.truncated
+        series = block.observation, block.states, block.action, block.outputs, block.info, result
+        return [[torch.from_numpy(array) for array in arrays] for arrays in series]
+
+    def fits(self, block: Block) -> bool:
+        return len(block.reward) < len(self.first_at)
+
+    def begin(self, block: Block, is_init: Array) -> None:
+        """Take the first observations and states from a block, and write to it."""
+        self.first_at[0].copy_(torch.from_numpy(is_init))
+        if not self._is_block:
+            self.block, self._hosts = block, [tensor for tensors in self._of(block) for tensor in tensors]
+            for tensor, host in zip(self.observation + self.states, self._hosts, strict=False):
+                tensor[0].copy_(host[0])
 
     def download(self, num_rows: int) -> None:
         """Copy what was written into the block, and wait for it."""
         for i, (host, tensor) in enumerate(zip(self._hosts, self._tensors, strict=True)):
-            if host is not tensor:
+            if not self._is_block:
                 used = slice(num_rows + (i < len(self.observation + self.states)))
                 host[used].copy_(tensor[used])
 

@@ -85,6 +85,8 @@ class PolicyActor:
         """States that the policy wants in a dtype that numpy does not have."""
         self.can_act_tensors = False
         """`act_tensors` stores the same numbers as `act`."""
+        self.is_recorded = False
+        """`act_tensors` may be recorded as a CUDA graph."""
         self._is_simple = False
         self._staging = Staging(device) if device.type == "cuda" else None
         # A TensorDictModule implies that tensordict is imported; plain policies do not pay for the import.

@@ -4,6 +4,8 @@
     auto   layers: the built-in mlp without its modules (dense.py), on a CPU; milliseconds
     on     then torch.compile, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
 
+Otherwise a policy whose environments are on its CUDA device is recorded with what it writes (collect/row_graphs.py).
+
 A candidate is correct if, from the same random state, it draws as many random numbers, returns the same actions
 (integers exactly), and its other outputs differ by at most 1e-5. If none is correct, the policy is called unchanged,
 and the log says why. Random streams are left as they were. The choice does not depend on timing, so a fixed seed
@@ -84,6 +86,7 @@ def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int
             refused[name] = reason
             log.warning("policy_not_compiled", candidate=name, reason=reason)
             actor.models = replace(actor.models, acting=eager)
+    actor.is_recorded = chosen != "torch.compile"  # which has graphs of its own
     seconds = time.perf_counter() - began
     log.info("policy_compiled", chosen=chosen, num_rows=num_rows, startup_seconds=round(seconds, 2))
     why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())

@@ -39,6 +39,7 @@ class Normalizer:
         """Before there are any: values pass, clipped."""
         self.statistics = self.empty
         self._scales: list[tuple[Array, Array, float] | None] = []
+        self._on_device: list[tuple[torch.Tensor, torch.Tensor] | None] = []
         self.use(self.empty)
 
     def use(self, statistics: Statistics) -> None:
@@ -54,7 +55,11 @@ class Normalizer:
                 )
             scales.append(None if moments is None else (moments.center, moments.std, moments.clip))
         self._scales, self.statistics = scales, statistics
-        self._on_device: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        for scale, moved in zip(scales, self._on_device, strict=False):
+            if scale is not None and moved is not None:
+                # In place: a graph reads them where they are.
+                for tensor, array in zip(moved, scale, strict=False):
+                    tensor.copy_(torch.as_tensor(array))
 
     def __call__(self, obs: Arrays) -> Arrays:
         """Observations [n, ...] per leaf, as the policy sees them."""
@@ -66,7 +71,7 @@ class Normalizer:
             self._on_device = [
                 None
                 if scale is None
-                else (torch.as_tensor(scale[0]).to(a.device), torch.as_tensor(scale[1]).to(a.device))
+                else (torch.tensor(scale[0], device=a.device), torch.tensor(scale[1], device=a.device))
                 for a, scale in zip(obs, self._scales, strict=True)
             ]
         found = []
