@@ -137,7 +137,9 @@ class DeviceRollout(Rollout):
         """The rows on the device are the block's memory."""
         self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
         self._rows: DeviceRows | None = None
-        self.record: Callable[[Act], Act] | None = CudaRecorder() if actor.is_recorded and not self._is_block else None
+        self.record: Callable[[Act], Act] | None = (
+            CudaRecorder(actor) if actor.is_recorded and not self._is_block else None
+        )
         """Records what is done in a row; None: nothing is recorded."""
 
     def rows_of(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":

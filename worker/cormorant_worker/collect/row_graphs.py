@@ -26,15 +26,23 @@ Act = Callable[[], None]
 
 
 class CudaRecorder:
-    """Records on the current device; torch's own generator draws anew in each replay."""
+    """Records on the policy's device. Its generators and torch's own draw anew in each replay."""
 
-    def __init__(self) -> None:
-        self._pool = torch.cuda.graph_pool_handle()
+    def __init__(self, actor: PolicyActor) -> None:
+        self._device, self._pool = actor.device, torch.cuda.graph_pool_handle()
+        self._generators = [
+            value for value in _attributes(actor) if isinstance(value, torch.Generator) and value.device.type == "cuda"
+        ]
 
     def __call__(self, act: Act) -> Act:
         graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
         # Other threads of the process may synchronize meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        with (
+            torch.cuda.device(self._device),
+            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
+        ):
             act()
         return graph.replay
 
@@ -81,12 +89,16 @@ class RowGraphs:
 
     def _on_host(self) -> list[Any]:
         """What a replay would not change again: random states of the host, and plain attributes of the policy."""
-        modules = [part for module in self._actor.models.modules.values() for part in module.modules()]
-        plain = [v for part in modules for v in vars(part).values() if isinstance(v, bool | int | float | str)]
+        plain = [value for value in _attributes(self._actor) if isinstance(value, bool | int | float | str)]
         drawn = [random.getstate(), np.random.get_state(legacy=False)["state"]]
         if self._actor.device.type != "cpu":
             drawn.append(torch.get_rng_state().tolist())
         return [plain, *map(str, drawn)]
+
+
+def _attributes(actor: PolicyActor) -> list[Any]:
+    modules = [part for module in actor.models.modules.values() for part in module.modules()]
+    return [value for part in modules for value in vars(part).values()]
 
 
 class _Watch(TorchDispatchMode):
