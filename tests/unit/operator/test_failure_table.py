@@ -13,8 +13,7 @@ from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
-from cormorant_testing.operator_world import World, changes, make_spec, of_kind, running, waiting
-from manifest_making import collector_job
+from cormorant_testing.operator_world import World, changes, make_document, of_kind, running, waiting
 
 
 def fail_first(world: World) -> None:
@@ -347,8 +346,7 @@ def test_refused_template_is_retried_after_ten_minutes() -> None:
 
 
 def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:
-    document = collector_job("pong", make_spec(collection={"framesPerBatch": 63}), namespace="a", uid="u", generation=3)
-    job = read_job(document)
+    job = read_job(make_document(generation=3, collection={"framesPerBatch": 63}))
     assert isinstance(job, Unreadable)
     status = refused_status(job, running().now)
     assert status is not None

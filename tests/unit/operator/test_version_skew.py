@@ -6,13 +6,11 @@ from typing import Any
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator import names
 from cormorant_operator.job import Job, Unreadable, read_job
-from cormorant_testing.operator_world import make_spec, running
+from cormorant_testing.operator_world import make_document, running
 
 
 def read(status: dict[str, Any], **spec: Any) -> Job | Unreadable:
-    metadata = {"name": "pong", "namespace": "team-a", "uid": "0f3c9a52-uid"}
-    document = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": metadata}
-    return read_job({**document, "spec": make_spec(**spec), "status": status})
+    return read_job({**make_document(**spec), "status": status})
 
 
 def a_condition(kind: str, status: str = "True", **more: Any) -> dict[str, Any]:
