@@ -143,19 +143,6 @@ def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None
             watched.assert_clean()
 
 
-def test_plots_move_and_know_what_was_before_they_were_opened(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("read")
-    until(lambda: api.get("/v1/status").json["episodes"]["count"] > 0)
-    path = "document.querySelector('#plot-fps .line').getAttribute('d')"
-    with watching(browser, api.port, api.token) as first:
-        before = first.evaluate(path)
-        first.page.wait_for_function(f"before => {path} !== before", arg=before)
-    time.sleep(3)
-    with watching(browser, api.port, api.token) as second:
-        second.wait_for_text("#plot-return output", "return")
-        assert second.evaluate(path).count("L") >= 3, "samples of before this page"
-
-
 def test_it_pauses_a_real_job_and_lets_it_go_on(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("write")
     with watching(browser, api.port, api.token) as watched, watching(browser, api.port, api.token) as other:

@@ -305,14 +305,3 @@ def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> Non
         notes = getattr(raised.value, "__notes__", [])  # Python prints them with an error that nobody catches
         assert "Traceback (most recent call last)" in "\n".join([str(raised.value), *notes])
         assert collector.stats()["restarts"] == 0
-
-
-@pytest.mark.slow
-def test_each_collectors_batches_come_on_its_storing_device() -> None:
-    arguments: dict[str, Any] = {"frames_per_batch": 4, "device": ["cpu", "cpu"], "policy_device": "cpu", **INLINE}
-    with sync_async_collector(make, None, 1, 2, storing_device=["cpu", "meta"], **arguments) as collector:
-        found = {collector.next()["observation"].device.type for _ in range(20)}
-        assert found == {"cpu", "meta"}
-    with sync_sync_collector(make, None, 1, 2, storing_device="meta", **arguments) as collector:
-        batch = collector.next()
-        assert (batch["observation"].device.type, batch.shape) == ("meta", (2, 2))
