@@ -1,18 +1,23 @@
 """`cormorant run` as a user meets it: the real command, real workers, small jobs."""
 
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
 
 from cormorant_cli import __main__ as entry
+from cormorant_contract.metrics import METRICS
 from cormorant_testing.commands import START_S, Started, Written
+from cormorant_testing.scripts import of_session, until, unused_port
 
 pytestmark = pytest.mark.timeout(3 * START_S)
 
@@ -216,3 +221,99 @@ def test_cuda_that_is_not_there_is_refused(
     path = write(workerGroups=groups)
     assert entry.run(["run", str(path), *arguments]) == 2
     assert "run on this machine with --device cpu" in capsys.readouterr().err
+
+
+# -- metrics of a fleet without a head -------------------------------------------------------------------------
+
+
+def frames_of(text: str) -> float:
+    lines = [line for line in text.splitlines() if line.startswith('cormorant_frames_total{collectorjob="small"')]
+    return float(lines[0].rpartition(" ")[2]) if lines else 0.0
+
+
+def test_a_fleet_is_scraped_while_it_collects(start: Started, write: Written) -> None:
+    write()
+    port, text = unused_port(), ""
+    running = start("run", "job.yaml", "--metrics-port", str(port))
+    deadline = time.monotonic() + START_S
+    while frames_of(text) == 0:
+        assert time.monotonic() < deadline, text
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+            text = reply.read().decode()
+        time.sleep(0.1)
+    names = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+    assert names <= {sample for metric in METRICS["head"] for sample in metric.sample_names}
+    assert "cormorant_workers" in names
+    running.interrupt()
+    assert running.end()[0] == 130
+
+
+@pytest.mark.slow
+def test_a_port_that_is_taken_is_a_sentence(start: Started, write: Written) -> None:
+    write()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, _, err = start("run", "job.yaml", "--metrics-port", str(port)).end()
+    assert code == 2
+    assert f"cannot listen on --metrics-port {port}" in err
+    assert "Traceback" not in err
+
+
+# -- a Ray cluster of its own, or one that is not there --------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_dataset_is_identical_on_both_engines(start: Started, write: Written, tmp_path: Path) -> None:
+    files = []
+    for fleet in ("local", "ray"):
+        write(
+            env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+            policy={"entrypoint": "cormorant.policies:mlp"},
+            collection={"mode": "sync", "framesPerBatch": 256, "totalFrames": 3001, "seed": 5},
+            output={"queue": {}, "dataset": {"uri": f"data/{fleet}"}},
+            replicas=2,
+        )
+        code, out, err = start("run", "job.yaml", "--json", "--fleet", fleet, "--workers", "2").end()
+        assert code == 0, err
+        assert json.loads(out.splitlines()[-1])["new_frames"] == 3001
+        folder = tmp_path / "data" / fleet
+        files.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.arrow")})
+    local, ray = files
+    assert sorted(local) == sorted(ray) == ["cpu-0-0/frames-000000.arrow", "cpu-1-0/frames-000000.arrow"]
+    for name, content in local.items():
+        assert ray[name] == content, name
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_path: Path) -> None:
+    write()
+    command = subprocess.Popen(
+        [sys.executable, "-m", "cormorant_cli", "run", "job.yaml", "--json", "--fleet", "ray"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
+    try:
+        assert command.stdout is not None
+        while (event := json.loads(command.stdout.readline()))["event"] != "progress" or not event["frames"]:
+            pass
+        # A terminal sends it to every process of the group, Ray's among them.
+        os.killpg(command.pid, signal.SIGINT)
+        out, err = command.communicate(timeout=60)
+        finished = json.loads(out.splitlines()[-1])
+        assert (command.returncode, finished["reason"], finished["dropped"]) == (130, "interrupted", {}), err
+        until(lambda: not of_session(command.pid), seconds=20)
+    finally:
+        command.kill()
+
+
+def test_a_cluster_that_is_not_there_is_named(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write()
+    address = f"127.0.0.1:{unused_port()}"
+    assert entry.run(["run", str(path), "--fleet", "ray", "--ray-address", address]) == 1
+    said = capsys.readouterr().err
+    assert f'nothing answers at the Ray address "{address}"' in said
+    assert "`ray start --head`" in said
+    assert "Traceback" not in said
