@@ -5,11 +5,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
 
+from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import crd, structural_schema
 from manifest_cases import INVALID, VALID
 from manifest_making import Case
+from manifest_strategies import changed_manifests
 from manifest_updates import UPDATES, Update
 from structural import refused_changes, verdict, with_defaults
 
@@ -40,6 +43,20 @@ def test_schema_and_cel_refuse(case: Case) -> None:
     assert complaints
     if case.by == "rule":
         assert any(complaint.startswith(f".{case.path}: ") for complaint in complaints)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@given(changed_manifests())
+def test_models_and_schema_agree_on_one_changed_value(document: dict[str, Any]) -> None:
+    complaints = verdict(document)
+    try:
+        again = parse_job(document).to_document()
+    except ManifestError:
+        assert complaints
+        return
+    assert complaints == []
+    assert parse_job(again).to_document() == again
+    assert verdict(again) == []
 
 
 @pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
