@@ -3,14 +3,19 @@
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.commands.validate import judge
-from cormorant_manifest.reader import MAX_BYTES
+from cormorant_contract.errors import ManifestError
+from cormorant_manifest.reader import MAX_BYTES, parse_jobs
+from manifest_cases import VALID
 from manifest_making import manifest
 
 GOOD = yaml.safe_dump(manifest())
@@ -161,3 +166,25 @@ def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
     assert judge(str(job))[1] == ()
     (problem,) = judge(str(job), imports=True)[1]
     assert str(problem).startswith(f"{job}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?")
+
+
+TEXTS = [yaml.safe_dump(document) for document in VALID.values()]
+TOKENS = st.sampled_from(
+    [*"{}[]:,-?&*!|>'\"%@`#\n\t ", "---", "...", "<<: *a", "&a", "!!set", "!!float x", "0x", "~", "1e999"]
+)
+
+
+@settings(max_examples=200)
+@given(st.text(max_size=200) | st.lists(TOKENS, max_size=30).map("".join))
+def test_any_text(text: str) -> None:
+    with suppress(ManifestError):
+        parse_jobs(text, "job.yaml")
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(TEXTS), st.data())
+def test_manifest_with_random_edits_is_handled(text: str, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 12)))
+    with suppress(ManifestError):
+        parse_jobs(text[:start] + data.draw(TOKENS | st.text(max_size=4)) + text[end:], "job.yaml")
