@@ -565,7 +565,7 @@ class Collector:
     def _rewind(self, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
         trajectories, saved = self.trajectories, under(arrays, "trajectories.")
         has_envs = metadata["envs_saved"]
-        keeps_ids = has_envs and not first_trajectory and (not self.frames or trajectories.is_at(saved))
+        keeps_ids = has_envs and not first_trajectory and (not self.pulse[0] or trajectories.is_at(saved))
         if has_envs:
             try:
                 for i, env_group in enumerate(self.env_groups):
