@@ -1,12 +1,14 @@
 """Kinds of environments whose libraries come with an image of the user's, each as a job on the node."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from cormorant_client.delivery import decode
-from cormorant_testing.agents import FrameCheck
+from cormorant_testing.placements.parties import PartyJob, PartyLoop
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
 from cormorant_testing.real_job import note, running, small_job
 
@@ -39,7 +41,7 @@ class ChainCheck:
     """What follows a frame is what the next one begins with, unless an episode ended there."""
 
     def __init__(self) -> None:
-        self.num_frames = self.num_ends = 0
+        self.frames, self.ended = 0, list[int]()
         self._following: torch.Tensor | None = None
         self._goes_on = torch.zeros(0)
 
@@ -48,22 +50,22 @@ class ChainCheck:
             observation, after = batch["observation"][:, t], batch["next", "observation"][:, t]
             if self._following is not None:
                 is_same = (observation == self._following).all(-1)
-                assert (is_same == self._goes_on).all(), (self.num_frames, t)
+                assert (is_same == self._goes_on).all(), (self.frames, t)
             self._following, self._goes_on = after, ~batch["next", "done"][:, t, 0]
-            self.num_frames += len(batch)
-            self.num_ends += int((~self._goes_on).sum())
+            self.frames += len(batch)
+            self.ended += [self.frames] * int((~self._goes_on).sum())
 
 
 @pytest.mark.parametrize(
     ("kind", "block", "check"),
     [
         ("vector", {"id": "CartPole-v1"}, ChainCheck),
-        ("pettingzoo", {"entrypoint": "agents:Skirmish"}, FrameCheck),
+        ("pettingzoo", {"entrypoint": "agents:Party"}, partial(PartyLoop, PartyJob(absences="deaths", num_envs=4))),
         ("jax", {"entrypoint": "functional:make"}, ChainCheck),
     ],
 )
 def test_every_frame_is_the_environments(
-    installed: Installation, image: str, kind: str, block: dict[str, Any], check: type[ChainCheck | FrameCheck]
+    installed: Installation, image: str, kind: str, block: dict[str, Any], check: Callable[[], ChainCheck | PartyLoop]
 ) -> None:
     collection = {"framesPerBatch": 128, "totalFrames": 128 * BATCHES}
     manifest = small_job(kind, {kind: {**block, "numEnvs": 4}}, image=image, collection=collection)
@@ -74,6 +76,6 @@ def test_every_frame_is_the_environments(
             checked.take(decode(memoryview(batch.body)).tensordict(copy=True))
             job.ack(batch)
         assert job.take().status == 410
-        note(f"{kind}: {checked.num_frames} frames, {checked.num_ends} ends of episodes")
-    assert checked.num_frames == 128 * BATCHES
-    assert checked.num_ends > 0
+        note(f"{kind}: {checked.frames} frames, {len(checked.ended)} ends of episodes")
+    assert checked.frames == 128 * BATCHES
+    assert checked.ended

@@ -24,8 +24,8 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_client.delivery import decode
 from cormorant_testing.chaos.disk import SmallDisk
-from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, Served, serve, take, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError

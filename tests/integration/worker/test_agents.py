@@ -1,4 +1,4 @@
-"""Environments of several agents, frame by frame against a plain loop over the same environment."""
+"""Environments of several agents, frame by frame against a plain loop; those of collectors are in `test_parties.py`."""
 
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
 from cormorant_client import connect
-from cormorant_testing.agents import GROUPS, FrameCheck, Rounds, Skirmish, first_legal
+from cormorant_testing.agents import Party, Rounds, halves
+from cormorant_testing.placements.parties import GROUPS, PartyJob, PartyLoop
 from cormorant_testing.serving import serve
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
@@ -20,86 +21,52 @@ from cormorant_worker.launch import load_job, make_collector, open_fleet
 from cormorant_worker.sinks.reader import read_dataset
 from manifest_making import Document, manifest
 
-SKIRMISH = "cormorant_testing.agents:Skirmish"
+PARTY = "cormorant_testing.agents:Party"
+ANY = PartyJob(absences="returns")
 
 
 def job(*, num_envs: int = 3, collection: Document | None = None, **env: Any) -> Document:
-    block = {"entrypoint": SKIRMISH, "numEnvs": num_envs, "vectorization": "inline", **env}
-    document = manifest("skirmish", env={"pettingzoo": block})
+    block = {"entrypoint": PARTY, "numEnvs": num_envs, "vectorization": "inline", **env}
+    document = manifest("party", env={"pettingzoo": block})
     document["spec"]["collection"] = {"framesPerBatch": 60, "seed": 3, **(collection or {})}
     return document
 
 
 class TestFrames:
-    @pytest.mark.parametrize("ends", ["all", "any"])
-    @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
-    def test_a_collector_gives_those_of_a_plain_loop(self, vectorization: str, ends: str) -> None:
-        check = FrameCheck(ends_on_any=ends == "any")
-        with make_collector(job(vectorization=vectorization, episodeEnds=ends)) as collector:
-            for num_steps in (100, 3, 100):
-                check.take(collector.collect(num_steps=num_steps))
-        assert (check.num_frames, check.num_envs) == (203, 3)
-        assert check.num_ends > 10
-        assert check.num_frames < check.agent_steps < 4 * check.num_frames
-
     @pytest.mark.slow
     def test_inference_servers_act_on_those_of_a_plain_loop(self) -> None:
-        document = job(num_envs=2, collection={"totalFrames": 240})
-        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.agents:first_legal"}
+        loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240, workers=2))
+        document = loop.job.manifest()
+        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.agents:halves"}
         document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "server", "role": "inference", "replicas": 1}]
-        check = FrameCheck()
         with open_fleet(document, workers=2) as fleet:
             for batch in fleet.batches():
-                check.take(batch)
-        assert (check.num_frames, check.num_envs) == (240, 4)
+                loop.take(batch)
+        assert (loop.frames, len(loop.streams)) == (240, 4)
 
     def test_a_head_hands_out_those_of_a_plain_loop(self, tmp_path: Path) -> None:
-        check, spec = FrameCheck(), job(collection={"totalFrames": 240})
+        loop = PartyLoop(PartyJob(absences="returns", ends="any", total=240))
         with (
-            serve(load_job(spec), directory=tmp_path) as served,
+            serve(load_job(loop.job.manifest()), directory=tmp_path) as served,
             connect(served.server.url, token=served.reader.token) as client,
         ):
             for delivery in client.deliveries(prefetch=0):
-                check.take(delivery.tensordict())
+                loop.take(delivery.tensordict())
             exported = [line.split() for line in served.reader.get("/metrics").body.decode().splitlines()]
             acted = [float(line[1]) for line in exported if line[0].startswith("cormorant_agent_steps_total{")]
-            assert acted == [check.agent_steps]
-        assert (check.num_frames, check.num_envs) == (240, 3)
-
-    @pytest.mark.parametrize(
-        ("env", "collection", "ends"),
-        [
-            ({}, {"maxFramesPerTrajectory": 4}, 10),
-            ({}, {"resetAtEachBatch": True}, 2),
-            ({"maxEpisodeSteps": 4}, {}, 10),
-        ],
-    )
-    def test_a_cut_of_the_trajectory_is_the_end_of_every_agent(
-        self, env: Document, collection: Document, ends: int
-    ) -> None:
-        document = job(kwargs={"deaths": 0.0, "returns": 0.0, "length": 1000}, collection=collection)
-        document["spec"]["env"] |= env
-        with make_collector(document) as collector:
-            batch = torch.cat([collector.collect(num_steps=60) for _ in range(2)], dim=1)
-        assert batch["next", "truncated"].sum() == 3 * ends
-        is_end = batch["next", "done"].unsqueeze(-1)
-        for group in GROUPS:
-            acts = batch[group, "mask"].unsqueeze(-1)
-            flags = batch["next", group]
-            assert torch.equal(flags["done"] & acts, is_end & acts)
-            assert torch.equal(flags["truncated"], is_end & acts)
-            assert (flags["done"] | acts).all()
+            assert acted == [loop.agent_steps]
+        assert (loop.frames, len(loop.streams)) == (240, 3)
 
     def test_a_dataset_has_those_of_a_plain_loop(self, tmp_path: Path) -> None:
-        document = job(num_envs=2, collection={"totalFrames": 240})
+        loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240))
+        document = loop.job.manifest()
         document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "data")}}
         with open_fleet(document) as fleet:
             assert fleet.wait_until_done(120)
-        check = FrameCheck(hidden=[("next", "reward")])
         (frames,) = read_dataset(str(tmp_path / "data")).frames(batch_size=240)
-        order = frames["state"][:, 0].argsort(stable=True)
-        check.take(frames[order].reshape(2, 120))
-        assert check.num_frames == 240
+        whole = frames[frames["state"][:, 0].argsort(stable=True)].reshape(2, 120)
+        whole.names = [None, "time"]
+        assert loop.take(whole) == 240
 
 
 class TestTeamReward:
@@ -107,8 +74,8 @@ class TestTeamReward:
     def test_it_is_of_the_agents_that_act(self, kind: str) -> None:
         with make_collector(job(teamReward=kind)) as collector:
             batch = collector.collect(num_steps=90)
-        total = sum(batch["next", group, "reward"].sum(-2) for group in GROUPS)
-        acting = sum(batch[group, "mask"].sum(-1, keepdim=True) for group in GROUPS)
+        total = sum(batch["next", group, "reward"].sum(-2) for group in GROUPS["byName"])
+        acting = sum(batch[group, "mask"].sum(-1, keepdim=True) for group in GROUPS["byName"])
         torch.testing.assert_close(batch["next", "reward"], total / acting if kind == "mean" else total)
 
     @pytest.mark.parametrize(
@@ -123,41 +90,41 @@ class TestTeamReward:
 
 class TestPolicies:
     def test_a_module_reads_and_writes_the_keys_of_groups(self) -> None:
-        red = TensorDictModule(
-            lambda seen, legal: (seen.sum(-1), legal.long().argmax(-1)),
-            in_keys=[("red", "observation"), ("red", "action_mask")],
-            out_keys=[("red", "value"), ("red", "action")],
-        )
-        blue = TensorDictModule(
-            lambda seen: seen[..., :2].float().clamp(-1, 1),
-            in_keys=[("blue", "observation")],
-            out_keys=[("blue", "action")],
-        )
-        check = FrameCheck(hidden=[("red", "value")])
-        with make_collector(env=job()["spec"]["env"], policy=TensorDictSequential(red, blue)) as collector:
+        parts = [
+            TensorDictModule(
+                lambda seen: (seen.sum(-1), seen[..., :2].float() * 0 + 1),
+                in_keys=[(group, "observation")],
+                out_keys=[(group, "value"), (group, "action")],
+            )
+            for group in GROUPS["byName"]
+        ]
+        with make_collector(env=ANY.manifest()["spec"]["env"], policy=TensorDictSequential(*parts)) as collector:
             batch = collector.collect(num_steps=90)
-        check.take(batch)
+        assert PartyLoop(ANY).take(batch) == 90
         assert torch.equal(batch["red", "value"], batch["red", "observation"].sum(-1))
 
     def test_a_callable_gets_nested_tensors(self) -> None:
-        check = FrameCheck()
-        with open_fleet(env=Skirmish, num_envs=2, policy_factory=first_legal, total_frames=256) as fleet:
+        loop = PartyLoop(PartyJob(absences="deaths", num_envs=2))
+        with open_fleet(env=Party, num_envs=2, policy_factory=halves, total_frames=256) as fleet:
             for batch in fleet.batches():
-                check.take(batch)
-        assert (check.num_frames, check.num_envs) == (256, 2)
+                loop.take(batch)
+                assert [batch[group, "action"].unique().tolist() for group in GROUPS["byName"]] == [[1.5], [0.5], [1.0]]
+        assert (loop.frames, len(loop.streams)) == (256, 2)
 
 
-class Strange(Skirmish):
+class Strange(Party):
     """Its agents are not those that it names."""
 
     def __init__(self, what: str) -> None:
         super().__init__()
         self._what = what
 
+    @property
+    def agents(self) -> list[str]:
+        return [*super().agents, *(["gray_0"] if self._what == "unknown" else [])]
+
     def reset(self, seed: int | None = None, options: Any = None) -> Any:
         found = super().reset(seed=seed)
-        if self._what == "unknown":
-            self.agents.append("green_0")
         if self._what == "unseen":
             found[0].pop(self.agents[0])
         return found
@@ -168,10 +135,11 @@ class TestBadInput:
         ("env", "sentence"),
         [
             ({"groupMap": {"red": ["red_3"]}}, r"groups name red_3, which the environment does not have; did you mean"),
-            ({"groupMap": {"red": ["red_0", "red_1", "red_2"]}}, r"the agent blue_0 is in none of the groups; write"),
+            ({"groupMap": {"red": ["red_0", "red_1"]}}, r"the agent blue_0 is in none of the groups; write"),
             ({"groupMap": {"a": ["red_0", "red_0"]}}, r"the agent red_0 is twice in the groups"),
-            ({"groups": "all"}, r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
-            ({"groupMap": {"red": ["red_0", "red_1", "red_2"], "state": ["blue_0", "blue_1"]}},
+            ({"entrypoint": "cormorant_testing.agents:Unequal", "groups": "all"},
+             r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
+            ({"groupMap": {"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}},
              r"a group is called state, as another key of batches; name it otherwise"),
             ({"entrypoint": "cormorant_testing.envs:make_counting"},
              r"is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
@@ -186,7 +154,7 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("what", "sentence"),
         [
-            ("unknown", r"has the agent green_0, which possible_agents does not have"),
+            ("unknown", r"has the agent gray_0, which possible_agents does not have"),
             ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
         ],
     )
@@ -195,8 +163,8 @@ class TestBadInput:
             collector.collect(num_steps=10)
 
     def test_single_environments_point_to_the_block(self) -> None:
-        with pytest.raises(EnvBuildError, match=r"Skirmish, a PettingZoo environment.*name it in env.pettingzoo"):
-            make_collector(env={"gymnasium": {"entrypoint": SKIRMISH}})
+        with pytest.raises(EnvBuildError, match=r"Party, a PettingZoo environment.*name it in env.pettingzoo"):
+            make_collector(env={"gymnasium": {"entrypoint": PARTY}})
 
 
 class TestTurns:

@@ -100,7 +100,7 @@ def play_fleet(fleet: LocalFleet, loop: PartyLoop, chance: random.Random, *, is_
                 unless_gone(lambda: fleet.restore(saved))  # noqa: B023  # called at once
                 loop.restored()
             case "kill" if alive := [worker.pid for worker in fleet.workers() if worker.pid]:
-                loop.may_miss = True
+                loop.gaps = True
                 os.kill(chance.choice(alive), signal.SIGKILL)
             case "pause":
                 with fleet.pause():
@@ -109,7 +109,7 @@ def play_fleet(fleet: LocalFleet, loop: PartyLoop, chance: random.Random, *, is_
         loop.take(batch)
     if total:
         assert loop.frames == total
-        assert loop.may_miss or job.crashes or not job.models or loop.random_frames == job.warmup
+        assert loop.gaps or job.crashes or not job.models or loop.random_frames == job.warmup
 
 
 def unless_gone(call: Callable[[], bytes | None]) -> bytes | None:

@@ -3,7 +3,6 @@
 import itertools
 import json
 from pathlib import Path
-from typing import Any
 
 import envpool
 import numpy as np
@@ -17,12 +16,13 @@ from cormorant_cli import __main__ as entry
 from cormorant_cli.commands.evaluate import show_table
 from cormorant_contract.episodes import files_of
 from cormorant_testing.heads import HeadProcess
+from cormorant_testing.placements.parties import DRAWN, PartyJob, weights_of
+from cormorant_testing.policies import Board
 from cormorant_testing.scripts import until
-from cormorant_testing.versions import MIRROR, POLICIES, Board, weights
 from cormorant_worker.errors import ManifestError, WorkerFailed
 from manifest_making import Document, manifest
 
-BOARD = {"entrypoint": "cormorant_testing.versions:Board"}
+BOARD = {"entrypoint": "cormorant_testing.policies:Board"}
 GAME = {"envpool": {"taskId": "TicTacToe-v1", "numEnvs": 3, "groups": "perAgent"}}
 
 
@@ -32,14 +32,14 @@ def job(env: Document, **agents: Document) -> Document:
     return document
 
 
-def mirror(**agents: Document) -> Document:
-    pays = {**MIRROR, "kwargs": {"pays": True}}
-    return job({"pettingzoo": pays}, **{**POLICIES, **agents})
+def party(**agents: Document) -> Document:
+    """An agent earns what it acts."""
+    return PartyJob(policies=DRAWN | agents).manifest()
 
 
 def numbered(folder: Path, version: int) -> Path:
     path = folder / f"{version}.safetensors"
-    save_file({f"red/{name}": tensor for name, tensor in weights(version).items()}, path)
+    save_file({f"red/{name}": tensor for name, tensor in weights_of(version, recurrent=False).items()}, path)
     return path
 
 
@@ -98,32 +98,32 @@ def test_the_table_is_that_of_a_plain_loop(tmp_path: Path) -> None:
 
 def test_each_group_acts_with_its_checkpoint(tmp_path: Path) -> None:
     uris = [numbered(tmp_path, version) for version in (5, 6)]
-    table = evaluate(mirror(), uris, episodes=6, workers=1)
+    table = evaluate(party(), uris, episodes=6, workers=1)
     played = []
     for row in table.episodes:
         files = files_of(row.checkpoint)
         red, blue = (int(Path(files[group]).stem) for group in ("red", "blue"))
         played.append((blue, red))
         assert (row.returns["red"], row.returns["blue"]) == (2 * red * row.length, blue * row.length)
-        assert 0 < row.returns["gray"] < row.length
-        assert row.total == sum(row.returns.values())
+        assert row.returns["green"] > row.length
+        assert row.total == pytest.approx(sum(row.returns.values()))
     assert played == [pair for pair in itertools.product((5, 6), repeat=2) for _ in range(6)]
-    drawn = {(row.seed, row.returns["gray"]) for row in table.episodes}
+    drawn = {(row.seed, row.returns["green"]) for row in table.episodes}
     assert len(drawn) == 6  # the same in each pairing
     assert len({value for _, value in drawn}) > 1
 
 
 def test_one_file_is_played_by_all_groups_also_against_a_script(tmp_path: Path) -> None:
-    script = {"entrypoint": "cormorant_testing.versions:scripted"}
+    script = {"entrypoint": "cormorant_testing.placements.parties:scripted"}
     uris = [numbered(tmp_path, version) for version in (5, 6)]
-    (row,) = evaluate(mirror(gray=script), uris[0], episodes=1, workers=1).episodes
-    assert row.returns == {"red": 10 * row.length, "blue": 5 * row.length, "gray": row.length}
-    with pytest.raises(WorkerFailed, match=r"the policy of the group gray has no weights.*evaluate one file at a time"):
-        evaluate(mirror(gray=script), uris, episodes=1, workers=1)
+    (row,) = evaluate(party(green=script), uris[0], episodes=1, workers=1).episodes
+    assert row.returns == {"red": 10 * row.length, "blue": 5 * row.length, "green": row.length}
+    with pytest.raises(WorkerFailed, match=r"the policy of the group green has no weights.*one file at a time"):
+        evaluate(party(green=script), uris, episodes=1, workers=1)
 
 
 def test_without_files_groups_act_with_what_was_built() -> None:
-    (row,) = evaluate(mirror(), episodes=1, workers=1).episodes
+    (row,) = evaluate(party(), episodes=1, workers=1).episodes
     assert (row.checkpoint, row.returns["red"], row.returns["blue"]) == ("", 0, 0)
 
 
@@ -176,8 +176,6 @@ def test_a_head_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_groups_of_one_policy_have_returns_too() -> None:
-    pays: Any = {"pettingzoo": {**MIRROR, "kwargs": {"pays": True}}}
-    document = manifest("random", env=pays)
-    (row,) = evaluate(document, episodes=1, workers=1).episodes
-    assert sorted(row.returns) == ["blue", "gray", "red"]
+    (row,) = evaluate(PartyJob().manifest(), episodes=1, workers=1).episodes
+    assert sorted(row.returns) == ["blue", "green", "red"]
     assert row.total == pytest.approx(sum(row.returns.values()))

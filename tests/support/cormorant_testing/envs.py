@@ -148,6 +148,16 @@ class Oracle:
     ends: Ends = "terminate"
     observation: str = "box"
 
+    @classmethod
+    def of(cls, seed: int, options: Mapping[str, Any]) -> "Oracle":
+        """Of an environment with these options, some of which may concern others."""
+        known = {
+            name: value for name, value in options.items() if name in {"lengths", "longest", "ends", "observation"}
+        }
+        if isinstance(known.get("lengths"), int):
+            known["lengths"] = (known["lengths"],)
+        return cls(seed=seed, **known)
+
     @property
     def ident(self) -> int:
         return self.seed % IDENT_MODULUS

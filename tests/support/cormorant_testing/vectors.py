@@ -73,13 +73,10 @@ class Referee:
     """Knows what each row must be, step by step; rows may be restarted with other seeds."""
 
     def __init__(self, seeds: Sequence[int], options: Mapping[str, Any], *, action: str = "discrete") -> None:
-        known = {k: v for k, v in options.items() if k in {"lengths", "longest", "ends", "observation"}}
-        if isinstance(known.get("lengths"), int):
-            known["lengths"] = (known["lengths"],)
-        self._options = known
-        self.observation_space = OBSERVATION_SPACES[known.get("observation", "box")]
+        self._options = options
+        self.observation_space = OBSERVATION_SPACES[options.get("observation", "box")]
         self.action_space = ACTION_SPACES[action]
-        self.oracles = [Oracle(seed=seed, **known) for seed in seeds]
+        self.oracles = [Oracle.of(seed, options) for seed in seeds]
         self.at = [(0, 0)] * len(seeds)
 
     def first(self) -> Arrays:
@@ -101,7 +98,7 @@ class Referee:
         for position, (row, action) in enumerate(zip(numbers, actions, strict=True)):
             if position in step.fresh:
                 ident = int(step.obs[0][position].reshape(-1)[0])
-                self.oracles[row] = Oracle(seed=ident, **self._options)
+                self.oracles[row] = Oracle.of(ident, self._options)
                 self.at[row] = (0, 0)
                 obs.append(self.oracles[row].obs(0, 0))
                 assert (step.reward[position], step.terminated[position], step.truncated[position]) == (0, False, False)

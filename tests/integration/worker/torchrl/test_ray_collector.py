@@ -11,8 +11,9 @@ import torch
 from torch import nn
 
 from cormorant_compat.torchrl import RayCollector
-from cormorant_testing.check import Checker, attempt_of
+from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
+from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.policies import Versioned, constant, numbered
 from cormorant_testing.scripts import run_script, until
 from cormorant_worker.errors import StateError

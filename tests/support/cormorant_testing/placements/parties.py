@@ -2,8 +2,6 @@
 
 An agent's next observation shows its last action, and a policy's action is its version and the frames that it has
 counted: together they tell who acted, whatever a batch says.
-
-    observation [ident, episode, step, action[0], action[1]]
 """
 
 import random
@@ -13,77 +11,28 @@ from typing import Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
+from cormorant_testing.agents import AGENTS, acts, is_truncated
+from cormorant_testing.frame_loop import Frame, FrameLoop, Moment, Stream
 from manifest_making import Document, collector_job
 
-AGENTS = ("red_0", "red_1", "blue_0", "green_0", "green_1")
 GROUPS: dict[str, Any] = {
     "byName": {"red": AGENTS[:2], "blue": AGENTS[2:3], "green": AGENTS[3:]},
     "perAgent": {agent: (agent,) for agent in AGENTS},
     "all": {"agents": AGENTS},
     "map": {"left": ("green_1", "red_0"), "right": ("blue_0", "red_1", "green_0")},
 }
-LONGEST, ENVS = 9, 3
-_LOW, _HIGH = -1.0, float(2**20)
-
-
-def length_of(ident: int, episode: int) -> int:
-    return 1 + (ident * 7 + episode * 5) % LONGEST
-
-
-def death_of(ident: int, episode: int, agent: int) -> int:
-    """The step in which an agent dies, maybe after the episode."""
-    return 1 + (ident + episode * 3 + agent * 4) % (2 * LONGEST)
-
-
-class Party:
-    """Agents that see their own last action; some die before the episode ends. `crashes`: a step of its life in which
-    every second environment raises.
-    """
-
-    possible_agents = AGENTS
-
-    def __init__(self, *, deaths: bool, crashes: int = 0) -> None:
-        self._deaths, self._crashes = deaths, crashes
-        self._ident, self._episode, self._step, self._life = 0, -1, 0, 0
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(_LOW, _HIGH, (5,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(_LOW, _HIGH, (2,), np.float32)
-
-    def reset(self, seed: int | None = None, options: Any = None) -> tuple[Any, Any]:
-        if seed is not None:
-            self._ident, self._episode = seed % 2**19, -1
-        self._episode, self._step, self.agents = self._episode + 1, 0, [*AGENTS]
-        return self._look(dict.fromkeys(AGENTS, (0.0, 0.0))), {agent: {} for agent in AGENTS}
-
-    def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        assert sorted(actions) == sorted(self.agents), "actions of agents that act"
-        self._life += 1
-        if self._life == self._crashes and self._ident % 2:
-            raise OSError("the simulator died")
-        self._step += 1
-        acted, is_end = self.agents, self._step >= length_of(self._ident, self._episode)
-        dead = {a: is_end or (self._deaths and self._dies(a)) for a in acted}
-        self.agents = [agent for agent in acted if not dead[agent]]
-        rewards = {agent: float(action[0]) for agent, action in actions.items()}
-        return self._look(actions), rewards, dead, dict.fromkeys(acted, False), {agent: {} for agent in acted}
-
-    def _dies(self, agent: str) -> bool:
-        return self._step >= death_of(self._ident, self._episode, AGENTS.index(agent))
-
-    def _look(self, did: Mapping[str, Any]) -> Any:
-        told = self._ident, self._episode, self._step
-        return {agent: np.array([*told, *action], np.float32) for agent, action in did.items()}
-
-    def close(self) -> None:
-        pass
+ENVS = 3
+OWN: Document = {"entrypoint": f"{__name__}:make_policy", "kwargs": {"recurrent": False}}
+DRAWN: dict[str, Document] = {
+    "red": OWN,
+    "blue": {"model": "red", "sample": {"window": 3, "latestRatio": 0.4}},
+    "green": {"random": {}},
+}
+"""Policies of `byName`: blue plays versions of red's."""
 
 
 class Counted(nn.Module):
@@ -138,19 +87,22 @@ def weights_of(version: int, *, recurrent: bool) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartyJob:
-    groups: str
-    policies: Mapping[str, Document]
-    deaths: bool
-    crashes: int
-    subprocess: bool
-    warmup: int
-    cut: int
-    resets: bool
-    max_steps: int
-    seed: int
-    staleness: int | None
-    sync: bool
-    workers: int
+    groups: str = "byName"
+    policies: Mapping[str, Document] = field(default_factory=dict)
+    """By group; of others, nothing is known of who acts."""
+    absences: str = ""
+    ends: str = "all"
+    crashes: int = 0
+    subprocess: bool = False
+    num_envs: int = ENVS
+    warmup: int = 0
+    cut: int = 0
+    resets: bool = False
+    max_steps: int = 0
+    seed: int = 3
+    staleness: int | None = None
+    sync: bool = False
+    workers: int = 1
     total: int = 0
 
     @classmethod
@@ -182,7 +134,8 @@ class PartyJob:
         return cls(
             groups=groups,
             policies=policies,
-            deaths=chance.random() < 0.5,
+            absences=chance.choice(["", "deaths", "returns"]),
+            ends=chance.choice(["all", "all", "any"]),
             crashes=chance.choice([0, 0, 0, 11]),
             subprocess=chance.random() < (0.3 if is_fleet else 0.02),
             warmup=chance.choice([0, 0, 0, 7, 20]),
@@ -202,19 +155,18 @@ class PartyJob:
 
     @property
     def models(self) -> dict[str, bool]:
+        """Whether each is recurrent."""
         made = {name: one.get("kwargs") for name, one in self.policies.items()}
         return {name: kwargs["recurrent"] for name, kwargs in made.items() if kwargs}
 
-    def model_of(self, group: str) -> str:
-        return self.policies[group].get("model", group)
-
     def manifest(self) -> Document:
         party: Document = {
-            "entrypoint": f"{__name__}:Party",
-            "kwargs": {"deaths": self.deaths, "crashes": self.crashes},
-            "numEnvs": ENVS,
+            "entrypoint": "cormorant_testing.agents:Party",
+            "kwargs": {"absences": self.absences, "crashes": self.crashes},
+            "numEnvs": self.num_envs,
             "maxRestarts": 1000,
             "vectorization": "subprocess" if self.subprocess else "inline",
+            "episodeEnds": self.ends,
         }
         named = {name: [*agents] for name, agents in self.members.items()}
         party |= {"groupMap": named} if self.groups == "map" else {"groups": self.groups}
@@ -222,7 +174,7 @@ class PartyJob:
         if self.max_steps:
             env["maxEpisodeSteps"] = self.max_steps
         collection: Document = {
-            "framesPerBatch": ENVS * 8,
+            "framesPerBatch": self.num_envs * 8,
             "seed": self.seed,
             "initRandomFrames": self.warmup,
             "maxFramesPerTrajectory": self.cut,
@@ -233,39 +185,29 @@ class PartyJob:
             collection["totalFrames"] = self.total
         if self.staleness is not None:
             collection["weights"] = {"maxStaleness": self.staleness}
-        spec = {"env": env, "policy": {"agents": dict(self.policies)}, "collection": collection}
-        return collector_job("party", spec | {"replicas": self.workers})
+        policy = {"agents": dict(self.policies)} if self.policies else {"random": {}}
+        spec = {"env": env, "policy": policy, "collection": collection, "replicas": self.workers}
+        return collector_job("party", spec)
 
 
-@dataclass
-class _Stream:
-    """One environment of one worker."""
-
-    following: dict[str, Any] | None = None
-    """What each group observes next, and who acts; None: the start of an episode."""
-    traj: int = -1
-    length: int = 0
-    drawn: dict[str, int] = field(default_factory=dict)
-    """By group that draws, since its policy acts in this trajectory."""
-    counts: dict[str, float] = field(default_factory=dict)
-    is_new: bool = True
-    """A worker's or a restored one: it begins anywhere."""
-    newest: int = 0
-    """Highest version of the job that acted."""
-
-
-class PartyLoop:
-    """`take` every batch in the order of delivery; `publish` before a version is."""
+class PartyLoop(FrameLoop):
+    """`take` every batch in the order of delivery; `publish` before a version is; `restored` after a state was."""
 
     def __init__(self, job: PartyJob) -> None:
-        self.job, self.version, self.frames, self.random_frames = job, 0, 0, 0
+        super().__init__(
+            num_envs=job.num_envs,
+            max_frames=job.cut,
+            resets=job.resets,
+            crashes=job.crashes > 0,
+            gaps=job.staleness is not None,
+            saves=True,
+        )
+        self.job, self.version, self.agent_steps = job, 0, 0
         self.published: dict[str, list[int]] = {model: [0] for model in job.models}
-        self.streams: dict[tuple[int, int], _Stream] = {}
+        self.played: dict[tuple[str, int], int] = {}
+        """Versions by the group that draws them and by trajectory."""
         self.is_exact = True
         """A frame's policy knew every version up to the job's that acted; a slow worker of a fleet skips some."""
-        self.may_miss = job.staleness is not None
-        """Batches between two that are delivered."""
-        self._ids: set[int] = set()
 
     def publish(self, models: list[str], version: int) -> dict[str, dict[str, Tensor]]:
         self.version = version
@@ -273,130 +215,95 @@ class PartyLoop:
             self.published[model].append(version)
         return {model: weights_of(version, recurrent=self.job.models[model]) for model in models}
 
-    def restored(self) -> None:
-        """All environments begin new episodes."""
-        for stream in self.streams.values():
-            stream.is_new = True
+    def _place(self, f: Frame, s: Stream) -> tuple[int | None, int, int]:
+        seen = np.concatenate([f[f"{group}.observation"] for group in self.job.members])  # zeros of absent agents
+        ident, episode, step = map(int, seen.max(0)[:3])
+        return ident, episode, step
 
-    def take(self, batch: Any) -> None:
-        keys = {".".join(k) if isinstance(k, tuple) else k: k for k in batch.keys(True, True)}
-        values = {name: batch[key].numpy() for name, key in keys.items()}
-        mask = values.pop("collector.mask", np.ones(batch.shape, bool))
-        for row, length in enumerate(mask.sum(1).tolist()):
-            assert mask[row, :length].all(), "mask"
-            for t in range(length):
-                frame = {name: value[row, t] for name, value in values.items()}
-                worker = int(frame["collector.traj_ids"]) >> 34
-                stream = self.streams.setdefault((worker, row % ENVS), _Stream())
-                try:
-                    self._frame(frame, stream, is_first=t == 0, is_last=t == length - 1)
-                except AssertionError as error:
-                    error.add_note(f"row {row}, step {t}, after {self.frames} frames; {stream}; {frame}")
-                    raise
-        self.frames += int(mask.sum())
+    def _resume(self, f: Frame, s: Stream, traj: int) -> None:
+        super()._resume(f, s, traj)
+        for group, one in self.job.policies.items():
+            if s.following == {} and "sample" in one and (said := int(f[f"collector.{group}.policy_version"])) >= 0:
+                self.played.setdefault((group, traj), said)  # it was drawn in a frame that is missing
 
-    def _frame(self, f: dict[str, Any], s: _Stream, *, is_first: bool, is_last: bool) -> None:
-        job, traj = self.job, int(f["collector.traj_ids"])
-        version = int(f["collector.policy_version"])
-        seen = np.concatenate([f[f"{group}.observation"] for group in job.members])  # zeros of dead agents
-        ident, episode, step = (int(n) for n in seen.max(0)[:3])
-        if is_first and (self.may_miss or s.is_new):
-            self._resume(f, s, traj, step)
-        elif s.following is not None and traj != s.traj:
-            assert (job.crashes > 0, is_first) == (True, True), "a trajectory that ends without a mark"
-            s.following = None
-        if s.following is None:
-            assert traj not in self._ids, "an id begins twice"
-            assert step == 0, "no start of an episode"
-            s.traj, s.length, s.drawn, s.counts = traj, 0, {}, {}
-            self._ids.add(traj)
-        else:
-            for key, value in s.following.items():
-                np.testing.assert_array_equal(f[key], value, f"{key} is not what followed")
-        s.is_new = False
-        assert traj == s.traj, "trajectory id"
-        assert bool(f["is_init"]) == (s.length == 0) if "is_init" in f else True, "is_init"
-        assert s.newest <= version or version == -1, "an older version acts"
-        s.newest = max(s.newest, version)
-        self.random_frames += version < 0
-        if version >= 0:
-            self._check_newest(version)
-        for group, agents in job.members.items():
-            self._check_group(f, s, group, agents, version, told=(ident, episode, step))
-        s.length += 1
-        over = step + 1 >= length_of(ident, episode)
-        dead = all(not f[f"next.{group}.mask"].any() for group in job.members)
-        cut = s.length == job.cut or step + 1 == job.max_steps or (job.resets and is_last)
-        ended = bool(f["next.terminated"]), bool(f["next.truncated"])
-        assert bool(f["next.done"]) == any(ended)
-        assert ended[0] == (over or dead), f"ended {ended}, over {over}, dead {dead}"
-        is_crash = job.crashes > 0 and ended == (False, True)
-        assert ended[1] == (cut and not ended[0]) or is_crash or (over and cut), f"ended {ended}, cut {cut}"
-        names = [f"{group}.{part}" for group in job.members for part in ("observation", "mask")]
-        s.following = None if any(ended) else {name: f[f"next.{name}"].copy() for name in names}
+    def _first(self, s: Stream) -> Mapping[str, Any]:
+        return self._seen("", s, {})
 
-    def _resume(self, f: dict[str, Any], s: _Stream, traj: int, step: int) -> None:
-        """Where the frames between are missing: a worker was killed, or a batch was too old."""
-        if s.following is not None and traj == s.traj and all((f[k] == v).all() for k, v in s.following.items()):
-            return
-        if step == 0:
-            s.following = None
-            return
-        assert self.may_miss, "no start of an episode"
-        drawn = s.drawn if traj == s.traj else {}
-        if traj != s.traj:
-            assert traj not in self._ids, "an id goes on after its end"
-            self._ids.add(traj)
-            draws = [name for name, one in self.job.policies.items() if "sample" in one]
-            unseen = {name: int(f[f"collector.{name}.policy_version"]) for name in draws}
-            drawn = {name: version for name, version in unseen.items() if version >= 0}
-        s.traj, s.length, s.drawn, s.following = traj, step, drawn, {}
-        s.counts = {name: f[f"{name}.count"].max() for name in self.job.members if f"{name}.count" in f}
+    def _acting(self, s: Stream, step: int) -> list[str]:
+        assert s.ident is not None
+        return [agent for i, agent in enumerate(AGENTS) if acts(self.job.absences, s.ident, s.episode, step, i)]
 
-    def _check_newest(self, version: int) -> None:
-        assert version in (0, *range(1, self.version + 1)), f"version {version}"
+    def _seen(self, where: str, s: Stream, did: Mapping[str, Any]) -> dict[str, Any]:
+        """What is observed after `s.step` steps, the last with these actions."""
+        living, told, values = self._acting(s, s.step), (s.ident, s.episode, s.step), dict[str, Any]()
+        shown = dict.fromkeys(living, (0.0, 0.0)) | did
+        for group, agents in self.job.members.items():
+            seen = [[*told, *shown[agent]] if agent in shown else [0.0] * 5 for agent in agents]
+            values[f"{where}{group}.observation"] = np.array(seen, np.float32)
+            values[f"{where}{group}.mask"] = np.array([agent in living for agent in agents])
+        return values | {f"{where}state": np.array([s.ident, s.step, len(living)], np.float32)}
 
-    def _check_group(
-        self, f: dict[str, Any], s: _Stream, group: str, agents: tuple[str, ...], version: int, *, told: Any
-    ) -> None:
-        one, said = self.job.policies[group], int(f[f"collector.{group}.policy_version"])
-        action, following = f[f"{group}.action"], f[f"next.{group}.observation"]
-        acts = f[f"{group}.mask"]
-        ident, episode, step = told
-        for i, agent in enumerate(agents):
-            lives = step == 0 or not self.job.deaths or step < death_of(ident, episode, AGENTS.index(agent))
-            assert acts[i] == lives, f"{agent} acts"
-            if acts[i]:
-                np.testing.assert_array_equal(following[i], [ident, episode, step + 1, *action[i]], f"next of {agent}")
-                assert f[f"next.{group}.reward"][i] == action[i][0], "reward"
+    def _moment(self, f: Frame, s: Stream) -> Moment:
+        acted, living = self._acting(s, s.step - 1), self._acting(s, s.step)
+        self.agent_steps += len(acted)
+        did, flags = dict[str, Any](), dict[str, tuple[bool, bool]]()
+        for group, agents in self.job.members.items():
+            did |= {agent: action for agent, action in zip(agents, f[f"{group}.action"], strict=True) if agent in acted}
+        assert s.ident is not None
+        for i, agent in enumerate(AGENTS):
+            is_cut = agent in acted and is_truncated(s.ident, s.episode, s.step, i)
+            flags[agent] = (False, False) if agent in living else (not is_cut, is_cut)
+        terminated, truncated = ([flags[agent][i] for agent in acted] for i in range(2))
+        is_any = self.job.ends == "any"
+        has_truncated = any(truncated) and (is_any or not living)
+        has_terminated = any(terminated) if is_any else not (living or has_truncated)
+        values = self._seen("next.", s, did)
+        is_cut, is_over = bool(f["next.truncated"]), bool(f["next.done"])
+        for group, agents in self.job.members.items():
+            # The end of the trajectory is that of all who had none of their own.
+            both = [(not is_cut, is_cut) if is_over and not any(flags[agent]) else flags[agent] for agent in agents]
+            ends = np.array(both)[..., None]
+            values |= {f"next.{group}.terminated": ends[:, 0], f"next.{group}.truncated": ends[:, 1]}
+            values[f"next.{group}.done"] = ends.any(1)
+            rewards = [[did[agent][0] if agent in did else 0.0] for agent in agents]
+            values[f"next.{group}.reward"] = np.array(rewards, np.float32)
+        return Moment(values, has_terminated, has_truncated or s.step == self.job.max_steps)
+
+    def _check_acting(self, f: Frame, s: Stream, version: int) -> None:
+        assert version <= self.version, f"version {version}"
+        for group, one in self.job.policies.items():
+            self._check_group(f, s, group, one, version)
+
+    def _check_group(self, f: Frame, s: Stream, group: str, one: Document, version: int) -> None:
+        said, action = int(f[f"collector.{group}.policy_version"]), f[f"{group}.action"][f[f"{group}.mask"]]
         if version == -1 or "random" in one:
             assert said == -1, f"version {said} of random actions"
             assert not np.any(f.get(f"{group}.seen", 0)), "a random frame has outputs"
-            assert len(np.unique(action[acts])) == action[acts].size, "random actions"
-            s.counts[group] = 2.0
+            assert len(np.unique(action)) == action.size, "random actions"
+            self._check_count(f, s, f"{group}.count", 2.0, acts=False)
             return
         if one.get("entrypoint", "").endswith("scripted"):
             assert said == 0
-            assert (action[acts] == [0.5, step]).all()
+            assert (action == [0.5, s.step]).all()
             return
-        model = self.job.model_of(group)
-        assert (action[acts, 0] == said).all(), f"{group} acts with {action[:, 0]}, not {said}"
-        np.testing.assert_array_equal(f[f"{group}.seen"][acts], f[f"{group}.observation"][acts, 2])
+        model = one.get("model", group)
+        assert (action[:, 0] == said).all(), f"{group} acts with {action[:, 0]}, not {said}"
+        assert self.job.models[model] == (f"{group}.count" in f)
         if self.job.models[model]:
-            count = s.counts.get(group, 2.0)
-            assert (action[acts, 1] == count).all(), f"{group} counts {action[:, 1]}, not {count}"
-            for key, expected in ((f"{group}.count", count), (f"next.{group}.count", count + 1)):
-                np.testing.assert_array_equal(f[key], np.full_like(f[key], expected), key)
-            s.counts[group] = count + 1
+            assert (action[:, 1:] == f[f"{group}.count"].max()).all(), f"{group} counts {action[:, 1]}"
+        self._check_count(f, s, f"{group}.count", 2.0, acts=True)
+        is_there = f[f"{group}.mask"]
+        assert (f[f"{group}.seen"] == f[f"{group}.observation"][:, 2])[is_there].all(), f"{group} saw something else"
         known = [number for number in self.published[model] if number <= version]
         is_exact = self.is_exact or version == self.version
         if "sample" in one:
-            if group not in s.drawn:
+            if (group, s.traj) not in self.played:
                 window = known[-one["sample"]["window"] :] if is_exact else known
                 if one["sample"]["latestRatio"] == 1.0 and is_exact:
                     window = known[-1:]
                 assert said in window, f"{group} draws {said} of {window}"
-            assert s.drawn.setdefault(group, said) == said, f"{group} changes from {s.drawn[group]} to {said}"
+            drawn = self.played.setdefault((group, s.traj), said)
+            assert drawn == said, f"{group} changes from {drawn} to {said}"
         else:
             at_most = min(version, one.get("version", version))
             expected = [number for number in known if number <= at_most]
