@@ -263,6 +263,7 @@ def test_operators_agree_on_the_successor_of_a_pod() -> None:
     world.then.vanish(early.manifest["metadata"]["name"])
     world.do(early)
     world.do(DeletePod(pod=replace(world.live()[0], uid="of-an-earlier-pod"), why="a late plan"))
+    assert "deletionTimestamp" not in world.api.stored["Pod", world.live()[0].name]["metadata"]
     assert (world.slots(), world.live()[0].attempt) == (["cpu-0", "cpu-1"], 2)
 
 
