@@ -62,22 +62,3 @@ class MaskedAtTimes(gymnasium.Env[Any, Any]):
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._steps = state["steps"]
-
-
-class OneLegal(gymnasium.Env[Any, Any]):
-    """Each step allows one action of four, by its info, and refuses others."""
-
-    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(4)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        self.steps = seed or 0
-        return self.told()
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        assert action == self.steps % 4
-        self.steps += 1
-        return (told := self.told())[0], 1.0, False, self.steps % 10 == 0, told[1]
-
-    def told(self) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {"action_mask": np.arange(4) == self.steps % 4}

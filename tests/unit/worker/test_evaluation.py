@@ -18,7 +18,7 @@ from cormorant.policies import mlp
 from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
-from cormorant_testing.masks import OneLegal
+from cormorant_testing.masks import MaskedAtTimes
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
@@ -77,7 +77,7 @@ def player_of(job: CollectorJob) -> Player:
 def test_random_episodes_keep_to_the_masks_of_the_info(tmp_path: Path, vectorization: str) -> None:
     env = {"gymnasium": {**COUNTING, "vectorization": vectorization}}
     job = job_of(tmp_path, env, seed=5, episodes={"count": 6})
-    overrides = WorkerOverrides(envs=(OneLegal,))
+    overrides = WorkerOverrides(envs=(MaskedAtTimes,))
     collector = build_collector(alone(job), WorkerPlace(), overrides).collector
     collector.close()
     assert len(Player(job, collector, overrides=overrides).play(range(6))) == 6
