@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from cormorant_testing.placements.echo_env import STEPS, EchoEnv
 from cormorant_testing.placements.echo_jax import EchoFunctions
 from cormorant_testing.placements.echo_torch import make_vector
 from cormorant_testing.placements.witness import build_policy
@@ -382,6 +383,44 @@ def test_invalid_actions_drop_the_batch() -> None:
         assert isinstance(collector._rollout, DeviceRollout)
         with pytest.raises(InvalidAction, match=r"environment 0 is \[nan\].*the batch is dropped"):
             collector.collect(num_steps=30)
+
+
+@pytest.mark.parametrize(
+    ("env", "is_plain", "is_restored"),
+    [(ENVS["same"], False, False), (ENVS["same"], True, False), (EchoEnv, True, False), (EchoEnv, True, True)],
+)
+def test_episodes_begin_anew_after_a_batch_that_raised(env: Any, is_plain: bool, is_restored: bool) -> None:
+    value = torch.tensor(torch.nan)
+
+    def opened() -> Collector:
+        collector = make_collector(
+            env=env, num_envs=N, policy=lambda seen: torch.where(seen[:, 2:3] > 1 / STEPS, value, 0.5).repeat(1, 2)
+        )
+        collector._rollout = None if is_plain else collector._rollout
+        return collector
+
+    def fail(collector: Collector) -> None:
+        value.fill_(torch.nan)
+        with pytest.raises(InvalidAction):
+            collector.collect(num_steps=20 * N)
+        value.fill_(0.5)
+
+    with opened() as collector, opened() as other:
+        before, saved = collector.collect(num_steps=2 * N)["collector", "traj_ids"], collector.state()
+        fail(collector)
+        fail(collector)
+        if is_restored:
+            collector.restore(saved)
+            other.restore(saved)
+            ours, theirs = (again.collect(num_steps=10 * N)["observation"].numpy() for again in (collector, other))
+            np.testing.assert_array_equal(ours, theirs)
+            assert ours[:, 0, 2].any()
+            fail(collector)
+            other.restore(collector.state())
+        batch = (other if is_restored else collector).collect(num_steps=10 * N)
+    assert not batch["observation"][:, 0, 2].any()
+    np.testing.assert_array_equal(batch["next", "observation"][..., 2], batch["observation"][..., 2] + 1 / STEPS)
+    assert int(batch["collector", "traj_ids"].min()) > int(before.max())
 
 
 def constant(value: float) -> Callable[[torch.Tensor], torch.Tensor]:

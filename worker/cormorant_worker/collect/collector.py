@@ -123,7 +123,7 @@ class Collector:
         self.actor: Actor = actor
         """Chooses actions after the random frames."""
         self.warmup = warmup
-        self._first = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
+        self.first_frames = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config
         self._envs = tuple(envs)
         self._gone_restarts = 0
@@ -139,6 +139,8 @@ class Collector:
             self._remote.while_waiting = self._look_at_gate
         self.is_first_batch: bool = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
+        self._was_cut_short: bool = False
+        """The last batch raised: the environments went on, and nothing of it was kept."""
         self._start_env_groups()
 
     def _start_env_groups(self) -> None:
@@ -165,7 +167,7 @@ class Collector:
             self._rollout = rollout_of(self._envs[0], self.env_groups[0], self.actor, check)
         for env_group in self.env_groups:
             env_group.start(self.actor.initial_states, self.layout(1))
-        self.is_first_batch = True
+        self.is_first_batch, self._was_cut_short = True, False
 
     def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
         """Continue with other environments of the same kind and new random streams, between two batches.
@@ -192,15 +194,6 @@ class Collector:
         self.trajectories.skip_to(seeds.first_trajectory)
         self.trajectories.open(slice(None))
         self._start_env_groups()
-
-    @property
-    def warmup_left(self) -> int:
-        """Number of random frames (`initRandomFrames`) still to be collected."""
-        return self._first.left
-
-    @warmup_left.setter
-    def warmup_left(self, frames: int) -> None:
-        self._first.left = frames
 
     @property
     def env_restarts(self) -> int:
@@ -304,22 +297,26 @@ class Collector:
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
         """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when the gate
-        is sealed meanwhile. Raises the errors of `fill`.
+        is sealed meanwhile. After a batch that raised, episodes begin anew. Raises the errors of `fill`.
         """
+        if self._was_cut_short:
+            self.restart()
         block.begin(int(quota.max()))
         if self._config.variants is not None:
             block.tasks[0][: block.num_rows] = self._config.variants.task_ids
         block.lengths[:] = quota
         self.is_first_batch = False
-        left = self.warmup_left
+        left = self.first_frames.left
         with self.cpu:
             version = self.weights.apply() if self.actor is not self.warmup else RANDOM_VERSION
             with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
                 self.timing.begin()
                 if self.gate.is_closed:
                     self._hold()
+                self._was_cut_short = True
                 if not self._roll_out(block, quota, version):
                     self._run_env_groups(block, quota, version)
+                self._was_cut_short = False
                 self.timing.rest(IDLE)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
         block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
@@ -327,7 +324,7 @@ class Collector:
         block.end_agents()
         if left > 0 and all(env.lockstep for env in self._envs):
             # Actions of environments that crashed in their step made no frames.
-            self.warmup_left = left - int((block.versions == RANDOM_VERSION).sum())
+            self.first_frames.left = left - int((block.versions == RANDOM_VERSION).sum())
         num_frames = block.num_frames
         self.frames += num_frames
         episodes = self.trajectories.episodes_of(block)
@@ -409,9 +406,10 @@ class Collector:
             )
         for env_group in self.env_groups:
             env_group.restart()
+        self._was_cut_short = False
 
     def _roll_out(self, block: Block, quota: Array, version: PolicyVersion) -> bool:
-        if self._rollout is None or (quota != quota[0]).any() or self.on_landed or self.warmup_left:
+        if self._rollout is None or (quota != quota[0]).any() or self.on_landed or self.first_frames.left:
             return False
         return self._rollout.fill(block, int(quota[0]), version, self.timing, self._proceed)
 
@@ -462,8 +460,8 @@ class Collector:
             self._hold()
 
     def _act(self, env_group: EnvGroup, version: PolicyVersion) -> None:
-        if self._first.left > 0:
-            env_group.act(self._first, RANDOM_VERSION)
+        if self.first_frames.left > 0:
+            env_group.act(self.first_frames, RANDOM_VERSION)
         else:
             env_group.act(self.actor, version)
 
@@ -487,6 +485,8 @@ class Collector:
 
     def state(self) -> bytes:
         """Everything that is needed to continue from this batch boundary."""
+        if self._was_cut_short and all(env.lockstep for env in self._envs):
+            self.restart()
         arrays: dict[str, Array] = {"torch_rng": self.rng.state.numpy()}
         if self.rng.cuda_state is not None:
             arrays["cuda_rng"] = self.rng.cuda_state.numpy()
@@ -504,7 +504,7 @@ class Collector:
             "num_envs": self.num_envs,
             "layout": self.layout(1).description,
             "frames": self.frames,
-            "warmup_left": self.warmup_left,
+            "warmup_left": self.first_frames.left,
             "is_first_batch": self.is_first_batch,
             "version": self.weights.version,
             "envs_saved": not why_not,
@@ -560,7 +560,7 @@ class Collector:
             if self.weights.normalizer is not None:
                 self.weights.normalizer.use(acting)
             book.stamp(self.weights.version, acting)
-        self.frames, self.warmup_left = metadata["frames"], metadata["warmup_left"]
+        self.frames, self.first_frames.left = metadata["frames"], metadata["warmup_left"]
 
     def _rewind(self, metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int) -> None:
         trajectories, saved = self.trajectories, under(arrays, "trajectories.")
@@ -583,7 +583,7 @@ class Collector:
         if self.moments is not None and "discounted_returns" in arrays:
             self.moments.open_returns.go_on(trajectories.ids, arrays["discounted_returns"])
         self.warmup.restore(metadata["action_rng"])
-        self.is_first_batch = metadata["is_first_batch"]
+        self.is_first_batch, self._was_cut_short = metadata["is_first_batch"], self._was_cut_short and not has_envs
         if not has_envs:
             for env_group in self.env_groups:
                 env_group.restart()

@@ -320,7 +320,7 @@ class WorkerRuntime(Runtime):
             seed_globals(place)
             rebuild(self.collector, self._job, place, self._overrides)
             if place.warmup_frames >= 0:
-                self.collector.warmup_left = place.warmup_frames
+                self.collector.first_frames.left = place.warmup_frames
         self._uplink.send(messages.Reply(number=message.number))
 
     @contextmanager
