@@ -208,7 +208,7 @@ class Collector(Generic[Stats]):
         kwargs.pop("seed", None)
         began = time.perf_counter()
         self._actor.keeps_grad = not no_grad
-        self._engine.warmup_left = _NEVER if random or self.policy is None else 0
+        self._engine.first_frames.left = _NEVER if random or self.policy is None else 0
         with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
             stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0, max_frames_per_env)
         stats.collect_time = max(time.perf_counter() - began, 1e-9)
