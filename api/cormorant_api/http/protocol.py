@@ -8,7 +8,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cormorant_api.errors import ApiError
 from cormorant_api.http.problems import answer
-from cormorant_api.http.transfer import ABORT_KEY
+from cormorant_api.http.transfer import ABORT_KEY, LEAVING_KEY
 from cormorant_contract.rest.headers import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
@@ -51,7 +51,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._is_in_head = self._is_in_message = True
-        self.scope["state"][ABORT_KEY] = self.transport.abort
+        self.scope["state"] |= {ABORT_KEY: self.transport.abort, LEAVING_KEY: self.transport.is_closing}
         if self._timer is None:
             self._close_after(_HEAD_WITHIN_S)
 

@@ -11,6 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 CHUNK_BYTES = 4 * 1024 * 1024
 ABORT_KEY = "cormorant.abort"
 """Key in scope["state"] of a callable that aborts the connection, dropping unsent data. Set by `protocol.py`."""
+LEAVING_KEY = "cormorant.leaving"
+"""Key in scope["state"] of a callable: whether the client has ended the connection, known before any task is told."""
 STILL_HERE = b": still here\n\n"
 """A comment in an event stream that keeps the connection alive."""
 End = Literal["complete", "slow", "gone"]
@@ -43,10 +45,12 @@ class PacedResponse(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         end: End = "gone"
         left = int(self.headers.get("content-length", -1))
+        is_leaving = scope.get("state", {}).get(LEAVING_KEY, lambda: False)
 
         async def send_paced(message: Message) -> None:
             # Returns when everything before the message has left this process; the last message is empty.
             nonlocal end, left
+            is_dropped = is_leaving()
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
                     await send(message)
@@ -54,7 +58,7 @@ class PacedResponse(StreamingResponse):
                 scope.get("state", {}).get(ABORT_KEY, lambda: None)()
                 raise SlowReader(f"the client took longer than {self._stall_timeout_s:.0f} s for one chunk") from None
             left -= len(message.get("body", b""))
-            if left == 0 or not message.get("more_body", True):
+            if not is_dropped and (left == 0 or not message.get("more_body", True)):
                 end = "complete"  # even if the client, which has the whole body, disconnects now
             # uvicorn returns at once after a disconnect: Starlette cancels this task before it goes on.
             await asyncio.sleep(0)

@@ -1,6 +1,7 @@
 """Batches for learners: shared by all consumers, delivered at least once, acknowledged."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
@@ -12,7 +13,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import End, memory_response, while_connected
+from cormorant_api.http.transfer import LEAVING_KEY, End, memory_response, while_connected
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, guarded
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
@@ -98,7 +99,9 @@ async def next_batch(
     running = head.running
     if settled and not settled.startswith(f"{head.journal.epoch}."):  # skip this head's own receipts
         await head.quick(head.inherit, settled)
-    lent = await while_connected(request.receive, _lend_next(head, consumer, wait_s=wait, max_staleness=max_staleness))
+    is_leaving = request.scope["state"][LEAVING_KEY]
+    lending = _lend_next(head, consumer, wait_s=wait, max_staleness=max_staleness, is_leaving=is_leaving)
+    lent = await while_connected(request.receive, lending)
     if lent is None:
         return Response(status_code=204)
     ledger = running.ledger
@@ -182,8 +185,10 @@ async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Respon
     return Response(status_code=204)
 
 
-async def _lend_next(head: Head, consumer: str, *, wait_s: float, max_staleness: int | None) -> Lent | None:
-    """The next batch for a consumer; None after `wait_s`.
+async def _lend_next(
+    head: Head, consumer: str, *, wait_s: float, max_staleness: int | None, is_leaving: Callable[[], bool]
+) -> Lent | None:
+    """The next batch for a consumer; None after `wait_s`, or where it is leaving.
 
     Call the ledger's `sent` when its memory is no longer read.
 
@@ -196,7 +201,7 @@ async def _lend_next(head: Head, consumer: str, *, wait_s: float, max_staleness:
     asked = 0 if max_staleness is None else fleet.version - max_staleness
 
     def look() -> Lent | bool:
-        if head.is_closing or ledger.has_ended or feeder.error is not None:
+        if is_leaving() or head.is_closing or ledger.has_ended or feeder.error is not None:
             return True
         # A batch that was given back may have become too old for the job, too.
         return ledger.lend(consumer, oldest_version=max(asked, fleet.oldest_version or 0)) or False

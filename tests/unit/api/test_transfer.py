@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_api.http.transfer import End, PacedResponse, SlowReader, memory_response
+from cormorant_api.http.transfer import LEAVING_KEY, End, PacedResponse, SlowReader, memory_response
 
 Message = MutableMapping[str, Any]
 SCOPE = {"type": "http", "method": "GET", "asgi": {"spec_version": "2.3"}}
@@ -20,6 +20,11 @@ class Connection:
         self.sent: list[Message] = []
         self.gone, self.writable = asyncio.Event(), asyncio.Event()
         self.writable.set()
+        self.most = 100
+        """Messages after which the connection is closing: what is sent then is dropped, and nobody is told yet."""
+
+    def is_closing(self) -> bool:
+        return len(self.sent) >= self.most
 
     async def receive(self) -> Message:
         await self.gone.wait()
@@ -27,7 +32,7 @@ class Connection:
 
     async def send(self, message: Message) -> None:
         await self.writable.wait()
-        if not self.gone.is_set():
+        if not self.gone.is_set() and not self.is_closing():
             self.sent.append(message)
 
     def close(self) -> None:
@@ -40,7 +45,8 @@ async def respond(connection: Connection, stall_timeout_s: float = 60.0) -> list
     response = memory_response(
         BUFFERS, media_type="x/y", headers={}, stall_timeout_s=stall_timeout_s, on_end=ends.append
     )
-    await response(SCOPE, connection.receive, connection.send)
+    scope = {**SCOPE, "state": {LEAVING_KEY: connection.is_closing}}
+    await response(scope, connection.receive, connection.send)
     return ends
 
 
@@ -58,13 +64,19 @@ async def _gone() -> list[End]:
     return await respond(connection)
 
 
+async def _closing() -> list[End]:
+    connection = Connection()
+    connection.most = len(BUFFERS)  # all but the last, after the response's start
+    return await respond(connection)
+
+
 async def _slow() -> list[End]:
     connection = Connection()
     connection.writable.clear()
     return await respond(connection, stall_timeout_s=0.01)
 
 
-@pytest.mark.parametrize(("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_slow, "slow")])
+@pytest.mark.parametrize(("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_closing, "gone"), (_slow, "slow")])
 def test_a_response_says_once_how_it_ended(reader: Any, end: End) -> None:
     assert asyncio.run(reader()) == [end]
 
