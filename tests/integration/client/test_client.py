@@ -267,7 +267,7 @@ def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Clien
     assert client.next_batch(timeout=30) is not None
     assert client.status().queue.lent >= 1
     client.streaming_split(2)
-    assert client.status().queue.lent == 0
+    until(lambda: client.status().queue.lent == 0)  # not at once: the head may be encoding one for a fetch that ended
 
 
 def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -> None:
@@ -285,7 +285,7 @@ def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -
 
         batch._on_ack = noted
     assert fetching == [[]]
-    assert client.status().queue.lent == 0
+    until(lambda: client.status().queue.lent == 0)  # not at once: the head may be encoding one for a fetch that ended
 
 
 def test_shards_carry_what_they_need_and_show_no_token(
