@@ -56,6 +56,11 @@ def client(served: Served) -> Iterator[Client]:
         yield made
 
 
+def until_nothing_is_lent(client: Client) -> None:
+    # Not at once: the head may be encoding a batch for a fetch that has just ended.
+    until(lambda: client.status().queue.lent == 0, seconds=20)
+
+
 def checker() -> Any:
     return make_checker(NUM_ENVS, action="box", gaps=True, acts_by_version=True, **OPTIONS)
 
@@ -267,7 +272,7 @@ def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Clien
     assert client.next_batch(timeout=30) is not None
     assert client.status().queue.lent >= 1
     client.streaming_split(2)
-    until(lambda: client.status().queue.lent == 0)  # not at once: the head may be encoding one for a fetch that ended
+    until_nothing_is_lent(client)
 
 
 def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -> None:
@@ -285,7 +290,7 @@ def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -
 
         batch._on_ack = noted
     assert fetching == [[]]
-    until(lambda: client.status().queue.lent == 0)  # not at once: the head may be encoding one for a fetch that ended
+    until_nothing_is_lent(client)
 
 
 def test_shards_carry_what_they_need_and_show_no_token(
