@@ -76,7 +76,9 @@ async def _slow() -> list[End]:
     return await respond(connection, stall_timeout_s=0.01)
 
 
-@pytest.mark.parametrize(("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_closing, "gone"), (_slow, "slow")])
+@pytest.mark.parametrize(
+    ("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_closing, "gone"), (_slow, "slow")]
+)
 def test_a_response_says_once_how_it_ended(reader: Any, end: End) -> None:
     assert asyncio.run(reader()) == [end]
 
