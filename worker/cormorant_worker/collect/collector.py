@@ -225,9 +225,9 @@ class Collector:
         """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
 
         Episodes are played from fresh starts, and each environment's share of them is fixed beforehand: short
-        episodes are not favored. When `num_steps` is not a multiple of the number of environments, some
-        environments step once more than others: the columns have different lengths and the batch has a
-        `("collector", "mask")`.
+        episodes are not favored. When `num_steps` is not a multiple of the number of environments, the columns have
+        different lengths and the batch has a `("collector", "mask")`. After a call that raised, the next one begins
+        new episodes.
 
         Args:
             num_steps: frames; give exactly one of num_steps and num_episodes.

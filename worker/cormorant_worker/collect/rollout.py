@@ -199,8 +199,7 @@ class DeviceRows:
     def __init__(
         self, block: Block, device: torch.device | None, graphs: RowGraphs | None, before: "DeviceRows | None"
     ) -> None:
-        """`device`: None if they are the block's own memory; elsewhere it is the same for every block that
-        fits.
+        """`device`: None if they are the block's own memory; on a device it is the same for every block that fits.
         `before`: the last ones, some of whose memory is used again where it fits.
         """
         self.graphs, self._is_block = graphs, device is None
