@@ -41,40 +41,92 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
     return checker
 
 
-@given(
-    num_envs=st.integers(1, 5),
-    env_groups=st.integers(1, 2),
-    lengths=LENGTHS,
-    ends=ENDS,
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
-    policy=st.sampled_from(["", "counter"]),
-)
-@settings(max_examples=40)
-def test_any_sizes_and_lengths_are_exact_over_batches(
-    num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int], policy: str
-) -> None:
-    options = {"lengths": lengths, "ends": ends}
-    collector = make_collector(num_envs=num_envs, env_groups=min(env_groups, num_envs), policy=policy, **options)
-    collect(collector, make_checker(num_envs, versions=bool(policy), **options), sizes)
+@st.composite
+def failures(draw: st.DrawFn, num_envs: int) -> list[dict[str, Any]]:
+    """Nothing; steps in which environments raise, by seed; or occasions on which any does, resets among them."""
+    match draw(st.sampled_from(["none", "step", "occasion"])):
+        case "step":
+            seeds = SEEDS.env_seeds(num_envs)
+            return [{"how": "raise", "step": draw(st.integers(1, 12)), "seeds": [seed]} for seed in seeds]
+        case "occasion":
+            # First resets are let through; a crash on the way to a first observation is not a restart but no start.
+            skip, times = draw(st.integers(num_envs + 1, 14)), draw(st.integers(1, 2))
+            return [{"at": draw(st.sampled_from(["reset", "step"])), "skip": skip, "times": times}]
+    return []
 
 
-@given(
-    max_frames=st.integers(1, 6),
-    env_groups=st.integers(1, 2),
-    lengths=LENGTHS,
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    resets=st.booleans(),
-)
-@settings(max_examples=30)
-def test_trajectories_are_cut_at_their_longest_and_at_batches(
-    max_frames: int, env_groups: int, lengths: list[int], sizes: list[int], resets: bool
-) -> None:
-    collector = make_collector(env_groups=env_groups, lengths=lengths, max_frames=max_frames, resets=resets)
-    checker = make_checker(lengths=lengths, max_frames=max_frames, resets=resets)
+@given(data=st.data())
+@settings(max_examples=150)
+def test_any_schedule_is_exact(data: st.DataObject) -> None:
+    """Sizes, lengths, ends, groups, cuts, resets at batches, random first frames, crashes and seals in one."""
+    draw = data.draw
+    num_envs, policy = draw(st.integers(1, 5)), draw(st.sampled_from(["", "counter", "with_outputs", "plain"]))
+    sizes, max_frames = (
+        draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)),
+        draw(st.sampled_from([0, 0, 1, 2, 4])),
+    )
+    crashes = draw(failures(num_envs))
+    # A crashed step makes no random frame, and a later batch begins with one more: see below.
+    warmup = draw(st.sampled_from([0, 0, 3, 17, 40] if policy and not crashes else [0]))
+    resets = not crashes and draw(st.booleans())
     if resets:
         # A column without a frame in a batch has no last frame to mark: only whole rows reset every column alike.
-        sizes = [3 * size for size in sizes]
-    collect(collector, checker, sizes)
+        sizes = [num_envs * size for size in sizes]
+    options = {"lengths": draw(LENGTHS), "ends": draw(ENDS)}
+    groups = min(draw(st.integers(1, 2)), num_envs)
+    with tempfile.TemporaryDirectory() as folder:
+        crashes = [{**crash, "flag": f"{folder}/occasions"} if "at" in crash else crash for crash in crashes]
+        envs = env_groups_of(num_envs, groups, {**options, "failures": crashes})
+        collector = make_collector(
+            num_envs=num_envs, envs=envs, policy=policy, max_frames=max_frames, resets=resets, warmup=warmup, **options
+        )
+        checker = make_checker(
+            num_envs,
+            versions=bool(policy),
+            crashes=bool(crashes),
+            max_frames=max_frames,
+            resets=resets,
+            **options,
+        )
+        block = Block(collector.layout(max(-(-size // num_envs) for size in sizes)))
+        # What was in the memory must not shine through.
+        for array in (*block.outputs, *block.states, block.is_init):
+            array[:] = 1
+        steps, seal_at, receive, random = 0, -1, envs[0].recv, 0
+
+        def recv() -> Step:
+            nonlocal steps
+            steps += 1
+            if steps == seal_at:
+                collector.gate.seal()
+            return receive()
+
+        envs[0].recv = recv
+        for size in sizes:
+            steps, seal_at = 0, draw(st.sampled_from([-1, -1, 0, 1, 2, 12]))
+            if seal_at == 0:  # before the batch began
+                collector.gate.seal()
+            filled = collector.fill(block, size)
+            assert 1 <= filled.num_frames == block.num_frames <= size
+            assert filled.num_frames == size or collector.gate.is_sealed
+            assert not collector.gate.is_sealed or block.num_rows <= max(1, seal_at)
+            collector.gate.unseal()
+            assert not collector.gate.is_closed
+            batch = to_tensordict(block)
+            assert checker.take(batch) == filled.num_frames
+            if policy:
+                assert (np.diff(block.versions) >= 0).all()  # random ones first
+                random += int((block.versions == -1).sum())
+            if policy == "with_outputs":
+                versions = batch["collector", "policy_version"]
+                mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else versions == versions
+                acted = mask & (versions == 0)
+                assert (batch["doubled"][acted] == batch["observation"][..., 2][acted] * 2).all()
+                assert (batch["doubled"][~acted] == 0).all()
+        assert checker.frames == collector.frames == int(collector.pulse[0])
+        assert random == min(warmup, checker.frames)
+        # Those that had no frame of their own yet to follow the restart are seen in a later batch only.
+        assert checker.restarts <= collector.env_restarts
 
 
 @pytest.mark.parametrize("observation", sorted(OBSERVATION_SPACES))
@@ -84,64 +136,11 @@ def test_every_kind_of_observation_and_action_is_exact(observation: str, action:
     collect(make_collector(**options), make_checker(**options), [12, 7, 6])
 
 
-@given(
-    at=st.lists(st.integers(1, 12), min_size=3, max_size=3),
-    lengths=LENGTHS,
-    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
-    max_frames=st.sampled_from([0, 4]),
-    env_groups=st.integers(1, 2),
-    policy=st.sampled_from(["", "counter"]),
-)
-@settings(max_examples=30)
-def test_failed_environment_ends_truncated_and_alone(
-    at: list[int], lengths: list[int], sizes: list[int], max_frames: int, env_groups: int, policy: str
-) -> None:
-    seeds = SEEDS.env_seeds(3)
-    failures = [{"how": "raise", "step": step, "seeds": [seed]} for step, seed in zip(at, seeds, strict=True)]
-    collector = make_collector(
-        env_groups=env_groups, lengths=lengths, failures=failures, max_frames=max_frames, policy=policy
-    )
-    checker = make_checker(lengths=lengths, max_frames=max_frames, crashes=True)
-    collect(collector, checker, sizes)
-    # Those that had no frame of their own yet to follow the restart are seen in a later batch only.
-    assert checker.restarts <= collector.env_restarts
-
-
 def test_every_restart_shows_in_the_stream() -> None:
     failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(3)[1]]}]
     collector = make_collector(lengths=100, failures=failures)
     checker = collect(collector, make_checker(lengths=100, crashes=True), [9, 9, 9, 3])
     assert (checker.restarts, collector.env_restarts) == (1, 1)
-
-
-@given(
-    warmup=st.integers(0, 40),
-    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
-    env_groups=st.integers(1, 2),
-    policy=st.sampled_from(["counter", "with_outputs", "plain"]),
-)
-@settings(max_examples=30)
-def test_exactly_the_first_frames_are_random(warmup: int, sizes: list[int], env_groups: int, policy: str) -> None:
-    collector = make_collector(env_groups=env_groups, policy=policy, warmup=warmup)
-    block = Block(collector.layout(25))
-    # What earlier batches left in the memory must not shine through.
-    for array in (*block.outputs, *block.states, block.is_init):
-        array[:] = 1
-    checker = make_checker()
-    random = 0
-    for size in sizes:
-        collector.fill(block, size)
-        assert (np.diff(block.versions) >= 0).all()  # random ones first
-        random += int((block.versions == -1).sum())
-        batch = to_tensordict(block)
-        checker.take(batch)
-        versions = batch["collector", "policy_version"]
-        mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else versions == versions
-        if "doubled" in batch.keys():  # noqa: SIM118
-            acted = mask & (versions == 0)
-            assert (batch["doubled"][acted] == batch["observation"][..., 2][acted] * 2).all()
-            assert (batch["doubled"][~acted] == 0).all()
-    assert random == min(warmup, sum(sizes))
 
 
 def test_a_crashed_step_costs_no_random_frame() -> None:
@@ -346,69 +345,6 @@ def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     for options, words in (({"index": 16_384}, "worker index 16384"), ({"epoch": 4_096}, "epoch 4096")):
         with pytest.raises(CormorantError, match=f"{words} does not fit a trajectory id: at most"):
             base(**options)
-
-
-@given(
-    at=st.sampled_from(["reset", "step"]),
-    skip=st.integers(4, 14),
-    times=st.integers(1, 2),
-    lengths=LENGTHS,
-    max_frames=st.sampled_from([0, 2, 3]),
-    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
-    policy=st.sampled_from(["", "counter"]),
-)
-@settings(max_examples=40)
-def test_failing_resets_and_restarts_keep_the_stream_exact(
-    at: str, skip: int, times: int, lengths: list[int], max_frames: int, sizes: list[int], policy: str
-) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        # Three first resets are let through; a crash on the way to a first observation is not a restart but no start.
-        failure = {"at": at, "flag": f"{folder}/occasions", "skip": skip, "times": times}
-        collector = make_collector(lengths=lengths, failures=[failure], max_frames=max_frames, policy=policy)
-        collect(collector, make_checker(lengths=lengths, max_frames=max_frames, crashes=True), sizes)
-
-
-@given(
-    env_groups=st.integers(1, 2),
-    lengths=LENGTHS,
-    size=st.integers(1, 40),
-    seals=st.lists(st.integers(0, 12), min_size=1, max_size=4),
-    policy=st.sampled_from(["", "counter"]),
-)
-@settings(max_examples=30)
-def test_sealed_batch_ends_at_the_next_step(
-    env_groups: int, lengths: list[int], size: int, seals: list[int], policy: str
-) -> None:
-    envs = env_groups_of(3, env_groups, {"lengths": lengths})
-    collector = make_collector(envs=envs, policy=policy, lengths=lengths)
-    checker = make_checker(lengths=lengths, versions=bool(policy))
-    steps, seal_at = 0, 0
-    receive = envs[0].recv
-
-    def recv() -> Step:
-        nonlocal steps
-        steps += 1
-        if steps == seal_at:
-            collector.gate.seal()
-        return receive()
-
-    envs[0].recv = recv
-    block = Block(collector.layout(-(-size // 3)))
-    for seal in seals:
-        steps, seal_at = 0, seal
-        if seal_at == 0:  # before the batch began
-            collector.gate.seal()
-        filled = collector.fill(block, size)
-        assert filled.num_frames == block.num_frames >= 1
-        assert block.num_rows <= max(1, seal_at) or not collector.gate.is_sealed
-        assert filled.num_frames == size or collector.gate.is_sealed
-        assert checker.take(to_tensordict(block)) == filled.num_frames
-        collector.gate.unseal()
-        assert not collector.gate.is_closed
-        seal_at = -1
-        assert collector.fill(block, size).num_frames == size
-        assert checker.take(to_tensordict(block)) == size
-    assert checker.frames == collector.frames == int(collector.pulse[0])
 
 
 def test_a_manifests_post_processing_is_what_collect_gives() -> None:
