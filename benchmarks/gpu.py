@@ -96,13 +96,8 @@ def _vector(device: str, seconds: float) -> Iterator[dict]:
             calls: dict[str, Callable[[], object]] = {"bare": _bare(size, device)}
             for name, mode in (("ours", "off"), ("ours, recorded", "auto")):
                 policy = {"entrypoint": "cormorant.policies:mlp", "compile": mode}
-                manifest = {
-                    "apiVersion": "cormorant.dev/v1alpha1",
-                    "kind": "CollectorJob",
-                    "metadata": {"name": "vector"},
-                    "spec": {"env": env, "policy": policy, "collection": {"framesPerBatch": STEPS * size}},
-                }
-                collector = opened.enter_context(make_collector(manifest, device=device))
+                job = _job({"env": env, "policy": policy, "collection": {"framesPerBatch": STEPS * size}})
+                collector = opened.enter_context(make_collector(job, device=device))
                 calls[name] = partial(collector.collect, num_steps=STEPS * size)
             rates: dict[str, list[float]] = {name: [] for name in calls}
             for call in [*calls.values()] * 2:
@@ -185,18 +180,20 @@ def _publish(device: str, seconds: float) -> Iterator[dict]:
 
 
 def _pong(groups: list[dict]) -> dict:
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "gpu"},
-        "spec": {
+    return _job(
+        {
             "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 32}},
             "policy": {"entrypoint": "cormorant.policies:atari_cnn"},
             "collection": {"mode": "async", "framesPerBatch": 512, "seed": 7},
             "workerGroups": groups,
             "replicas": 2,
-        },
-    }
+        }
+    )
+
+
+def _job(spec: dict) -> dict:
+    head = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "gpu"}}
+    return {**head, "spec": spec}
 
 
 def _parse() -> argparse.Namespace:

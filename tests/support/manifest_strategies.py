@@ -1,4 +1,4 @@
-"""Manifests that nobody wrote by hand, for property tests: good ones with one value changed."""
+"""Generated manifests for property tests: a valid one with one value changed."""
 
 from typing import Any
 

@@ -150,7 +150,7 @@ class Oracle:
 
     @classmethod
     def of(cls, seed: int, options: Mapping[str, Any]) -> "Oracle":
-        """Of an environment with these options, some of which may concern others."""
+        """The oracle of an environment with these options; those that it does not know are ignored."""
         known = {
             name: value for name, value in options.items() if name in {"lengths", "longest", "ends", "observation"}
         }

@@ -139,7 +139,7 @@ class FrameLoop:
         raise NotImplementedError
 
     def _check_acting(self, f: Frame, s: Stream, version: int) -> None:
-        """Whether the weights of this version acted; -1: nobody's."""
+        """Check that the weights of this version chose the action; -1: it was drawn at random."""
 
     def _moment(self, f: Frame, s: Stream) -> Moment:
         """What the step of this frame, the `s.step`-th of its episode, must give."""
@@ -230,7 +230,7 @@ class FrameLoop:
         assert has_crashed or ended == expected, f"(terminated, truncated) {ended}, not {expected}"
         if any(expected):
             self.ended.append(s.step)
-        # What ended by itself at the end of a batch has begun anew before the next batch resets it.
+        # An episode that ended with the batch was reset there, and is reset again when the next batch begins.
         s.episode += self.resets and is_last and (is_over or is_cut)
         names = [name for name in f if f"next.{name}" in f and not name.endswith("count")]
         s.following = None if any(ended) else {name: f[f"next.{name}"].copy() for name in names}

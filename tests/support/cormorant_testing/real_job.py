@@ -66,7 +66,7 @@ class Job:
         return condition_of(self.status, kind)
 
     def message(self, kind: str) -> str:
-        """Of a condition; empty when there is none."""
+        """The message of a condition; empty if the job does not have it."""
         return next((c["message"] for c in self.status.get("conditions", ()) if c["type"] == kind), "")
 
     def frames(self) -> int:

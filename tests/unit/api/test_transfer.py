@@ -21,7 +21,7 @@ class Connection:
         self.gone, self.writable = asyncio.Event(), asyncio.Event()
         self.writable.set()
         self.most = 100
-        """Messages after which the connection is closing: what is sent then is dropped, and nobody is told yet."""
+        """The connection begins to close after this many messages, and drops later ones before `receive` tells it."""
 
     def is_closing(self) -> bool:
         return len(self.sent) >= self.most

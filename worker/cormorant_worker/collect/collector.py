@@ -297,7 +297,7 @@ class Collector:
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
         """Collect `quota` [B] frames of each environment into a block, ignoring `resetAtEachBatch`; fewer when the gate
-        is sealed meanwhile. After a batch that raised, episodes begin anew. Raises the errors of `fill`.
+        is sealed meanwhile. If the last batch raised, it begins new episodes. Raises the errors of `fill`.
         """
         if self._was_cut_short:
             self.restart()

@@ -247,10 +247,12 @@ class DeviceRows:
 
     def download(self, num_rows: int) -> None:
         """Copy what was written into the block, and wait for it."""
+        if self._is_block:
+            return
+        num_carried = len(self.observation) + len(self.states)
         for i, (host, tensor) in enumerate(zip(self._hosts, self._tensors, strict=True)):
-            if not self._is_block:
-                used = slice(num_rows + (i < len(self.observation + self.states)))
-                host[used].copy_(tensor[used])
+            used = slice(num_rows + (i < num_carried))
+            host[used].copy_(tensor[used])
 
     def final(self, rows: Array, columns: Array) -> Arrays:
         """[k, ...] per leaf: what was seen there."""

@@ -26,7 +26,7 @@ Act = Callable[[], None]
 
 
 class CudaRecorder:
-    """Records on the policy's device. Its generators and torch's own draw anew in each replay."""
+    """Records on the policy's device. Each replay draws new numbers, from the policy's generators and torch's own."""
 
     def __init__(self, actor: PolicyActor) -> None:
         self._device, self._pool = actor.device, torch.cuda.graph_pool_handle()
