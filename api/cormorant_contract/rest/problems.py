@@ -34,7 +34,6 @@ class ProblemType(StrEnum):
     BASE_MISMATCH = "base-mismatch", 409
     NOT_PAUSED = "not-paused", 409
     NO_QUEUE = "no-queue", 409
-    NO_PICTURE = "no-picture", 409
     STREAM_ENDED = "stream-ended", 410
     LENGTH_REQUIRED = "length-required", 411
     TOO_LARGE = "too-large", 413
