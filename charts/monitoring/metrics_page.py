@@ -18,7 +18,7 @@ _ROOMS: dict[Exporter, tuple[str, str]] = {
         "The head",
         (
             "`GET /metrics` on the control port, without a token, like the probes. It exports the whole job: one "
-            "scrape is enough if pods are not scraped. `cormorant run --metrics-port` exports those of the fleet."
+            "scrape is enough if pods are not scraped."
         ),
     ),
     "worker": (

@@ -86,14 +86,6 @@ def run(
     directory: Annotated[
         Path | None, SERVING(help="Folder that keeps weights, tokens and the frame count between runs.")
     ] = None,
-    metrics_port: Annotated[
-        int,
-        OUTPUT(
-            min=0,
-            max=65535,
-            help="Port of Prometheus metrics on loopback (0: none). With --serve they are at /metrics.",
-        ),
-    ] = 0,
     report: Annotated[
         Path | None,
         OUTPUT(help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine)."),
@@ -117,7 +109,7 @@ def run(
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             with translated_errors(), _logged_to(display, debug=debug):
                 session = _Session(
-                    job, display, interrupts, site, (port, directory) if serve else None, metrics_port,
+                    job, display, interrupts, site, (port, directory) if serve else None,
                     report or _beside_dataset(job),
                 )  # fmt: skip
                 reason = session.run(workers, None if device == "auto" else device)
@@ -248,7 +240,6 @@ class _Session:
     _site: Site
     _serving: tuple[int, Path | None] | None = None
     """Port and directory of a head; None: no head serves the fleet."""
-    _metrics_port: int = 0
     _report: Path | None = None
     _rate: Rate = field(default_factory=Rate)
     _due: float = 0.0
@@ -325,17 +316,7 @@ class _Session:
 
             self._interrupts.phase = "starting"
             with WorkerFleet(self._job, options, engine=engine) as fleet, self._recorded(self._start_clock(fleet)):
-                if not self._metrics_port:
-                    yield fleet, None
-                    return
-                from cormorant_worker.metrics.fleet import MetricsServer
-
-                try:
-                    metrics = MetricsServer(fleet, port=self._metrics_port)
-                except OSError as error:
-                    raise BadInput(f"cannot listen on --metrics-port {self._metrics_port}: {error}") from error
-                with metrics:
-                    yield fleet, None
+                yield fleet, None
             return
         with installed("api"):
             from cormorant_api.server import HeadServer

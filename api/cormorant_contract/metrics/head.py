@@ -11,38 +11,37 @@ _RETURNS = (-1000.0, -100.0, -20.0, -10.0, -1.0, 0.0, 1.0, 10.0, 20.0, 50.0, 100
 _LENGTHS = (10.0, 30.0, 100.0, 200.0, 500.0, 1000.0, 3000.0, 10000.0, 30000.0)
 _VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
 
-
-_FLEET, _HEAD = (MetricList("cormorant_", by.COLLECTORJOB) for _ in range(2))
-FRAMES = _FLEET.counter(
+_METRICS = MetricList("cormorant_", by.COLLECTORJOB)
+FRAMES = _METRICS.counter(
     "frames_total",
     "Frames accepted by the output after action repeat, as counted by totalFrames and including earlier heads. "
     "Constant while frames that were already counted are collected again.",
     by.ENV,
 )
-STEPPED_FRAMES = _FLEET.counter(
+STEPPED_FRAMES = _METRICS.counter(
     "stepped_frames_total",
     "Frames stepped since this head started, including unfinished and lost batches; use it for rates by group.",
     by.GROUP,
     by.ENV,
 )
-FRAMES_PER_SECOND = _HEAD.gauge(
+FRAMES_PER_SECOND = _METRICS.gauge(
     "frames_per_second",
     "Frames stepped per second over the last 10 s; rate() of stepped_frames_total gives other windows.",
 )
-TARGET_FRAMES = _FLEET.gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
-AGENT_STEPS = _FLEET.counter(
+TARGET_FRAMES = _METRICS.gauge("target_frames", "totalFrames.", when="the manifest has totalFrames")
+AGENT_STEPS = _METRICS.counter(
     "agent_steps_total", "Actions of agents in collected frames.", by.ENV, when="agents have acted in groups"
 )
-EPISODES = _FLEET.counter("episodes_total", "Episodes ended.", by.ENV, by.END)
-EPISODE_RETURN = _FLEET.histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
-EPISODE_LENGTH = _FLEET.histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
-RECENT_RETURN = _FLEET.gauge(
+EPISODES = _METRICS.counter("episodes_total", "Episodes ended.", by.ENV, by.END)
+EPISODE_RETURN = _METRICS.histogram("episode_return", "Undiscounted return of episodes.", by.ENV, buckets=_RETURNS)
+EPISODE_LENGTH = _METRICS.histogram("episode_length_steps", "Length of episodes in frames.", by.ENV, buckets=_LENGTHS)
+RECENT_RETURN = _METRICS.gauge(
     "recent_episode_return", "Mean return of the last 100 episodes.", by.ENV, when="an episode has ended"
 )
-RECENT_LENGTH = _FLEET.gauge(
+RECENT_LENGTH = _METRICS.gauge(
     "recent_episode_length_steps", "Mean length of the last 100 episodes.", by.ENV, when="an episode has ended"
 )
-EPISODE_METRIC = _FLEET.gauge(
+EPISODE_METRIC = _METRICS.gauge(
     "episode_metric",
     "Mean of an episode metric over the last 100 episodes.",
     by.METRIC,
@@ -50,121 +49,115 @@ EPISODE_METRIC = _FLEET.gauge(
     when="the manifest has episodeMetrics or variants, and an episode has ended",
 )
 _NORMALIZES = "the manifest has normalize"
-NORMALIZE_FRAMES = _FLEET.gauge(
+NORMALIZE_FRAMES = _METRICS.gauge(
     "normalize_frames", "Acknowledged frames in the statistics of a key.", by.STATISTICS_KEY, when=_NORMALIZES
 )
-NORMALIZE_PUBLISHED = _FLEET.gauge(
+NORMALIZE_PUBLISHED = _METRICS.gauge(
     "normalize_published_frames",
     "Number of frames in the statistics of the newest published version.",
     by.STATISTICS_KEY,
     when=_NORMALIZES,
 )
-NORMALIZE_MEAN = _FLEET.gauge(
+NORMALIZE_MEAN = _METRICS.gauge(
     "normalize_mean",
     "Running means of a key: the lowest and the highest.",
     by.STATISTICS_KEY,
     by.BOUND,
     when=_NORMALIZES,
 )
-NORMALIZE_STD = _FLEET.gauge(
+NORMALIZE_STD = _METRICS.gauge(
     "normalize_std",
     "Running standard deviations of a key: the lowest and the highest.",
     by.STATISTICS_KEY,
     by.BOUND,
     when=_NORMALIZES,
 )
-ENV_STEP = _FLEET.histogram(
+ENV_STEP = _METRICS.histogram(
     "env_step_duration_seconds",
     "Wait for one vector step of the environments: one mean per batch, sampled every 16 steps.",
     by.GROUP,
     buckets=_STEPS_S,
 )
-INFERENCE = _FLEET.histogram(
+INFERENCE = _METRICS.histogram(
     "inference_duration_seconds",
     "One policy inference for all environments of a group: one mean per batch, sampled every 16 steps.",
     by.GROUP,
     buckets=_STEPS_S,
 )
 _WITH_SERVERS = "the job has inference servers"
-INFERENCE_ROWS = _FLEET.counter(
+INFERENCE_ROWS = _METRICS.counter(
     "inference_rows_total", "Environments that servers acted for.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_PADDED_ROWS = _FLEET.counter(
+INFERENCE_PADDED_ROWS = _METRICS.counter(
     "inference_padded_rows_total", "Rows that only fill a batch up to its shape.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_ACTS = _FLEET.counter("inference_acts_total", "Acts of servers' policies.", by.GROUP, when=_WITH_SERVERS)
-INFERENCE_REQUESTS = _FLEET.counter(
+INFERENCE_ACTS = _METRICS.counter("inference_acts_total", "Acts of servers' policies.", by.GROUP, when=_WITH_SERVERS)
+INFERENCE_REQUESTS = _METRICS.counter(
     "inference_requests_total", "Requests of workers, several rows each.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_WAIT = _FLEET.counter(
+INFERENCE_WAIT = _METRICS.counter(
     "inference_wait_seconds_total", "Time that requests waited for their act.", by.GROUP, when=_WITH_SERVERS
 )
-INFERENCE_ACT = _FLEET.counter("inference_act_seconds_total", "Time of acts.", by.GROUP, when=_WITH_SERVERS)
-BATCH = _FLEET.histogram(
+INFERENCE_ACT = _METRICS.counter("inference_act_seconds_total", "Time of acts.", by.GROUP, when=_WITH_SERVERS)
+BATCH = _METRICS.histogram(
     "batch_duration_seconds", "Time to collect one batch, without pauses.", by.GROUP, buckets=_BATCHES_S
 )
-PHASE_SECONDS = _FLEET.counter(
+PHASE_SECONDS = _METRICS.counter(
     "phase_seconds_total", "Time of workers by activity; the rates add up to the number of workers.", by.GROUP, by.PHASE
 )
-POLICY_VERSION = _FLEET.gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
-POLICY_VERSION_PUBLISHED = _FLEET.gauge("policy_version_published", "Newest published version.")
-STALENESS = _FLEET.histogram(
+POLICY_VERSION = _METRICS.gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
+POLICY_VERSION_PUBLISHED = _METRICS.gauge("policy_version_published", "Newest published version.")
+STALENESS = _METRICS.histogram(
     "batch_staleness_versions",
     "Published version minus the oldest version in a batch when it is delivered; random frames count as 0.",
     buckets=_VERSIONS,
 )
-FRAMES_DROPPED = _FLEET.counter("frames_dropped_total", "Frames stepped but not delivered.", by.DROPPED_FOR)
-BATCHES = _HEAD.counter("batches_total", "Batches accepted by the queue, and delivered by path.", by.PATH)
-BATCH_BYTES = _HEAD.counter("batch_bytes_total", "Bytes of delivered batches.", by.PATH)
-QUEUE_BATCHES = _FLEET.gauge("queue_batches", "Complete batches that no consumer has taken yet.")
-QUEUE_CAPACITY = _FLEET.gauge("queue_capacity_batches", "output.queue.capacityBatches.", when="the job has a queue")
-QUEUE_WAIT = _FLEET.counter(
+FRAMES_DROPPED = _METRICS.counter("frames_dropped_total", "Frames stepped but not delivered.", by.DROPPED_FOR)
+BATCHES = _METRICS.counter("batches_total", "Batches accepted by the queue, and delivered by path.", by.PATH)
+BATCH_BYTES = _METRICS.counter("batch_bytes_total", "Bytes of delivered batches.", by.PATH)
+QUEUE_BATCHES = _METRICS.gauge("queue_batches", "Complete batches that no consumer has taken yet.")
+QUEUE_CAPACITY = _METRICS.gauge("queue_capacity_batches", "output.queue.capacityBatches.", when="the job has a queue")
+QUEUE_WAIT = _METRICS.counter(
     "queue_wait_seconds_total", "Time spent waiting for the queue, by side; shows the bottleneck.", by.SIDE
 )
-LENT_BATCHES = _HEAD.gauge("lent_batches", "Batches delivered to consumers but not acknowledged yet.")
-REDELIVERED = _HEAD.counter("batches_redelivered_total", "Batches delivered again because they were not acknowledged.")
-CONSUMERS = _HEAD.gauge("consumers", "Consumers that requested a batch in the last minute.")
-CONSUMER_SEEN = _HEAD.gauge(
+LENT_BATCHES = _METRICS.gauge("lent_batches", "Batches delivered to consumers but not acknowledged yet.")
+REDELIVERED = _METRICS.counter(
+    "batches_redelivered_total", "Batches delivered again because they were not acknowledged."
+)
+CONSUMERS = _METRICS.gauge("consumers", "Consumers that requested a batch in the last minute.")
+CONSUMER_SEEN = _METRICS.gauge(
     "consumer_last_seen_timestamp_seconds", "When a consumer last requested a batch.", when="one has requested a batch"
 )
-UPDATES = _HEAD.counter("weight_updates_total", "Weight updates by result.", by.RESULT)
-UPDATE_DURATION = _HEAD.histogram(
+UPDATES = _METRICS.counter("weight_updates_total", "Weight updates by result.", by.RESULT)
+UPDATE_DURATION = _METRICS.histogram(
     "weight_update_duration_seconds", "Duration of weight updates by stage.", by.STAGE, buckets=_UPDATES_S
 )
-UPDATE_BYTES = _HEAD.counter("weight_update_bytes_total", "Bytes of accepted weight updates.")
-UPDATE_IN_PROGRESS = _HEAD.gauge(
+UPDATE_BYTES = _METRICS.counter("weight_update_bytes_total", "Bytes of accepted weight updates.")
+UPDATE_IN_PROGRESS = _METRICS.gauge(
     "weight_update_in_progress", "1 while some worker has not applied the newest weight update."
 )
-LAST_APPLIED = _HEAD.gauge(
+LAST_APPLIED = _METRICS.gauge(
     "weight_last_applied_timestamp_seconds", "When the last weight update was applied.", when="one was applied"
 )
-PAUSED = _FLEET.gauge("paused", "1 while paused.")
-PAUSE_LEASES = _HEAD.gauge("pause_leases", "Pause leases in effect.")
-PAUSE_SECONDS = _FLEET.counter("pause_seconds_total", "Time spent paused.")
-WORKERS = _FLEET.gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
-WORKER_RESTARTS = _FLEET.counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
-ENV_RESTARTS = _FLEET.counter("env_restarts_total", "Subprocess environments restarted alone.", by.GROUP)
-SINK_LAG = _FLEET.gauge(
+PAUSED = _METRICS.gauge("paused", "1 while paused.")
+PAUSE_LEASES = _METRICS.gauge("pause_leases", "Pause leases in effect.")
+PAUSE_SECONDS = _METRICS.counter("pause_seconds_total", "Time spent paused.")
+WORKERS = _METRICS.gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
+WORKER_RESTARTS = _METRICS.counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
+ENV_RESTARTS = _METRICS.counter("env_restarts_total", "Subprocess environments restarted alone.", by.GROUP)
+SINK_LAG = _METRICS.gauge(
     "sink_lag_frames", "Frames collected but not yet durable in the dataset.", when="the job has a dataset"
 )
-HEAD_STATE_METRIC = _HEAD.gauge("head_state", "State of the head.", by.HEAD_STATE)
-HEAD_STARTED = _HEAD.gauge("head_start_timestamp_seconds", "When the head started.")
-HTTP_REQUESTS = _HEAD.counter(
+HEAD_STATE_METRIC = _METRICS.gauge("head_state", "State of the head.", by.HEAD_STATE)
+HEAD_STARTED = _METRICS.gauge("head_start_timestamp_seconds", "When the head started.")
+HTTP_REQUESTS = _METRICS.counter(
     "http_requests_total", "HTTP requests answered, without probes and scrapes.", by.METHOD, by.ROUTE, by.STATUS_CLASS
 )
-HTTP_DURATION = _HEAD.histogram(
+HTTP_DURATION = _METRICS.histogram(
     "http_request_duration_seconds",
     "Time from the request's header to the end of the response, including requested long-poll waits.",
     by.ROUTE,
     buckets=_REQUESTS_S,
 )
-BUILD_INFO = _FLEET.gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
-_DEVICES = "workers are processes of the head's machine, which has NVIDIA devices"
-GPU_UTILIZATION = _FLEET.gauge(
-    "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", by.GPU, when=_DEVICES
-)
-GPU_MEMORY = _FLEET.gauge("gpu_memory_used_bytes", "Device memory in use by all processes.", by.GPU, when=_DEVICES)
-
-FLEET_METRICS = tuple(_FLEET)
-"""Counters of a fleet; `cormorant run --metrics-port` exports only these."""
-HEAD_METRICS = (*_FLEET, *_HEAD)
+BUILD_INFO = _METRICS.gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
+HEAD_METRICS = tuple(_METRICS)

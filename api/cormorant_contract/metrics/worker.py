@@ -10,10 +10,6 @@ JOINED = _METRICS.gauge("joined", "1 if the pod's Ray node is a member of the he
 JOINS = _METRICS.counter("joins_total", "Number of times the pod's Ray node joined a head.")
 FRAMES = _METRICS.counter("frames_total", "Frames stepped by workers in this pod.")
 PHASE_SECONDS = _METRICS.counter("phase_seconds_total", "Time of the worker by activity.", PHASE)
-CPU_SECONDS = _METRICS.counter("cpu_seconds_total", "CPU time of all processes of the pod.")
-MEMORY = _METRICS.gauge(
-    "memory_used_bytes", "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
-)
 _DEVICES = "the pod has NVIDIA devices"
 GPU_UTILIZATION = _METRICS.gauge(
     "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", GPU, when=_DEVICES

@@ -443,32 +443,14 @@ _REST = Section(
             title="GPU utilization",
             description="Share of time in which a kernel ran, by pod and device; NVIDIA devices only.",
             unit="percentunit",
-            queries={
-                "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_utilization_ratio{{{_GROUP}}})"
-                f" or max by (pod, gpu) (cormorant_gpu_utilization_ratio{{{_JOB}}})"
-            },
+            queries={"{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_utilization_ratio{{{_GROUP}}})"},
             most=1.0,
         ),
         Panel(
             title="GPU memory",
             description="Memory in use, by pod and device; NVIDIA devices only.",
             unit="bytes",
-            queries={
-                "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_memory_used_bytes{{{_GROUP}}})"
-                f" or max by (pod, gpu) (cormorant_gpu_memory_used_bytes{{{_JOB}}})"
-            },
-        ),
-        Panel(
-            title="CPU of worker pods",
-            description="Cores in use, by pod; empty if workers run as processes on the head's machine.",
-            unit="none",
-            queries={"{{pod}}": _rate("cormorant_worker_cpu_seconds_total", "pod", _GROUP)},
-        ),
-        Panel(
-            title="Memory of worker pods",
-            description="Memory in use, by pod; empty if workers run as processes on the head's machine.",
-            unit="bytes",
-            queries={"{{pod}}": f"sum by (pod) (cormorant_worker_memory_used_bytes{{{_GROUP}}})"},
+            queries={"{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_memory_used_bytes{{{_GROUP}}})"},
         ),
     ),
 )

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.info import EpisodeMetric
-from cormorant_contract.metrics.head import FLEET_METRICS
+from cormorant_contract.metrics.head import HEAD_METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.info import INFO, METRICS, expected_metrics
 from cormorant_testing.stats import make_stats
@@ -122,7 +122,7 @@ def test_the_gauge_has_a_series_for_each_variant() -> None:
         ({}, {("success", ""): 0.5}),
         ({("success", "a"): (1.0,), ("success", "b"): (0.0, float("nan"))}, {("success", "a"): 1, ("success", "b"): 0}),
     ):
-        exposition = Exposition(FLEET_METRICS, collectorjob="counting")
+        exposition = Exposition(HEAD_METRICS, collectorjob="counting")
         stats = make_stats(recent_metrics={"success": (1.0, 0.0)}, recent_task_metrics=recent)
         FleetMetrics(job, exposition).sample(stats)
         found = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from cormorant_contract.collection import Normalize
-from cormorant_contract.metrics.head import FLEET_METRICS
+from cormorant_contract.metrics.head import HEAD_METRICS
 from cormorant_postproc import PostprocError, normalized
 from cormorant_testing.collecting import make_collector, make_job
 from cormorant_testing.policies import numbered
@@ -310,7 +310,7 @@ def test_a_glance_has_frames_and_the_ranges_of_each_key() -> None:
     (found,) = book.glance().values()
     low, high = np.sqrt(1e-8), np.sqrt(100 + 1e-8)
     assert (found.frames, found.published_frames, found.mean, found.std) == (4, 2, (-4.0, 20.0), (low, high))
-    exposition = Exposition(FLEET_METRICS, collectorjob="counting")
+    exposition = Exposition(HEAD_METRICS, collectorjob="counting")
     FleetMetrics(make_job(), exposition).sample(make_stats(statistics=book.glance()))
     lines = exposition.text()[0].decode().splitlines()
     shown = [line.partition("{")[2].replace('collectorjob="counting",', "") for line in lines if "normalize_" in line]

@@ -1,29 +1,20 @@
-"""A fleet's metrics: what its events tell, batch by batch, and what its books say, a few times a second; and `/metrics`
-of a fleet that has no head.
-"""
+"""A fleet's metrics: what its events tell, batch by batch, and what its books say, a few times a second."""
 
 import platform
 import threading
 import time
 from collections import Counter
-from http import HTTPStatus
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_contract.metrics.labels import BOUND, END, SIDE
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats, RestartReason
 from cormorant_worker.metrics.exposition import Exposition, observe_all
-from cormorant_worker.metrics.gpus import read_gpus
-from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
 from cormorant_worker.worker.messages import Sealed
-
-if TYPE_CHECKING:
-    from cormorant_worker.fleet.fleet import WorkerFleet
 
 _SERVED = {
     "rows": declared.INFERENCE_ROWS,
@@ -40,7 +31,7 @@ class FleetMetrics:
     """Metrics of one fleet. `on_fleet_event` is for the fleet's thread, `sample` for any."""
 
     def __init__(self, job: CollectorJob, exposition: Exposition, *, floor_frames: int = 0) -> None:
-        """Begin, on an exposition of `FLEET_METRICS`. `floor_frames`: what earlier processes have exported of
+        """Begin, on an exposition of `HEAD_METRICS`. `floor_frames`: what earlier processes have exported of
         `frames_total`.
         """
         self._job, self._exposition = job, exposition
@@ -121,38 +112,6 @@ class FleetMetrics:
             for name, served in stats.inference.items():
                 for field, number in served.items():
                     show(_SERVED[field], number, group=name)
-            for gpu in read_gpus():
-                show(declared.GPU_UTILIZATION, gpu.utilization, gpu=gpu.index)
-                show(declared.GPU_MEMORY, gpu.used_bytes, gpu=gpu.index)
-
-
-class MetricsServer(TextServer):
-    """`/metrics` of a fleet that has no head, on loopback: `cormorant run --metrics-port`. Use as a context manager."""
-
-    def __init__(self, fleet: "WorkerFleet", *, port: int) -> None:
-        """Listen; the fleet is read at each scrape, and its events are counted in between. See `TextServer`."""
-        exposition = Exposition(FLEET_METRICS, collectorjob=fleet.job.metadata.name)
-        metrics = FleetMetrics(fleet.job, exposition, floor_frames=fleet.stats().frames)
-
-        def answer(path: str, accept: str) -> Answer:
-            if path.partition("?")[0] != "/metrics":
-                return HTTPStatus.NOT_FOUND, b"there is /metrics\n", PLAIN
-            metrics.sample(fleet.stats())
-            return HTTPStatus.OK, *exposition.text(accept)
-
-        super().__init__(answer, host="127.0.0.1", port=port)
-        self._unsubscribe = fleet.subscribe(metrics.on_fleet_event)
-
-    def close(self) -> None:
-        """Stop serving and unsubscribe from the fleet."""
-        self._unsubscribe()
-        super().close()
-
-    def __enter__(self) -> "MetricsServer":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _GroupMetrics:

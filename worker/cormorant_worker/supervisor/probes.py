@@ -6,27 +6,29 @@ Imports only the metrics of the contract, which do not need pydantic.
 
 import os
 import struct
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-
-import psutil
+from socket import AF_INET, AF_INET6
+from typing import Any
 
 from cormorant_contract.metrics import worker as declared
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker import heartbeat_layout
 from cormorant_worker.heartbeat_layout import FRAMES, TIMING
 from cormorant_worker.metrics.exposition import Exposition
-from cormorant_worker.metrics.gpus import read_gpus
-from cormorant_worker.metrics.text_server import PLAIN, Answer, TextServer
 
 _HUNG_S = 60.0
 _LOOK_S = 0.05
-_MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
-_MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
+_IDLE_S = 5.0
+_PLAIN = "text/plain; charset=utf-8"
+Answer = tuple[HTTPStatus, bytes, str]
+"""Status, body, content type."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -61,8 +63,6 @@ class PodMetrics:
         """Inode of the heartbeat that was read last: each actor makes a file of its own."""
         self._last = (0,) * (1 + len(ACTIVITIES))
         self._totals = [0] * (1 + len(ACTIVITIES))
-        self._cpu: dict[int, float] = {}
-        self._cpu_s = 0.0
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         show = partial(self._exposition.show, group=self._group)
@@ -73,11 +73,9 @@ class PodMetrics:
         show(declared.FRAMES, frames)
         for activity, spent_ns in zip(ACTIVITIES, spent, strict=True):
             show(declared.PHASE_SECONDS, spent_ns / 1e9, phase=activity)
-        show(declared.MEMORY, self._read_processes())
-        show(declared.CPU_SECONDS, self._cpu_s)
-        for gpu in read_gpus():
-            show(declared.GPU_UTILIZATION, gpu.utilization, gpu=gpu.index)
-            show(declared.GPU_MEMORY, gpu.used_bytes, gpu=gpu.index)
+        for index, (utilization, used_bytes) in _read_gpus():
+            show(declared.GPU_UTILIZATION, utilization, gpu=index)
+            show(declared.GPU_MEMORY, used_bytes, gpu=index)
         return self._exposition.text(accept)
 
     def _read_heartbeat(self) -> None:
@@ -93,29 +91,41 @@ class PodMetrics:
         self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
         self._actor, self._last = actor, tuple(map(max, now, before))
 
-    def _read_processes(self) -> float:
-        resident = 0
-        here = psutil.Process()
-        for process in (here, *here.children(recursive=True)):
-            with suppress(psutil.Error):
-                times, resident_here = process.cpu_times(), process.memory_info().rss
-                used, before = times.user + times.system, self._cpu.get(process.pid, 0.0)
-                # A number that went back is another process's under the same id.
-                self._cpu_s += used - before if used >= before else used
-                self._cpu[process.pid] = used
-                resident += resident_here
-        self._cpu = {pid: used for pid, used in self._cpu.items() if psutil.pid_exists(pid)}
-        for path in (_MEMORY_V2, _MEMORY_V1):
-            with suppress(OSError, ValueError):
-                return int(path.read_text()) or resident
-        return resident
 
+class PodProbes:
+    """Answers the kubelet and Prometheus, in threads of its own."""
 
-class PodProbes(TextServer):
     def __init__(self, state: PodState, metrics: PodMetrics, *, pod_ip: str, port: int) -> None:
-        """Listen for the kubelet, on the family of addresses of `pod_ip`; see `TextServer`."""
+        """Listen on the family of addresses of `pod_ip`. `port`: 0: any free one, which the attribute says. Raises
+        OSError where the port is taken.
+        """
         host = "::" if ":" in pod_ip else "0.0.0.0"
-        super().__init__(lambda path, accept: answer(path, state, metrics, accept), host=host, port=port)
+
+        class Server(ThreadingHTTPServer):
+            address_family = AF_INET6 if ":" in host else AF_INET
+            daemon_threads = True
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _IDLE_S
+
+            def do_GET(self) -> None:  # the base class's name
+                status, body, content_type = answer(self.path, state, metrics, self.headers.get("Accept", ""))
+                self.send_response(status)
+                self.send_header("Content-Type", content_type)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+                """Nothing: requests come every few seconds."""
+
+        self._server = Server((host, port), Handler)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
 
 
 def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
@@ -134,10 +144,35 @@ def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") 
         case "/metrics":
             return HTTPStatus.OK, *metrics.text(accept)
         case _:
-            return HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n", PLAIN
+            return HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n", _PLAIN
 
 
 def _verdict(is_good: bool, why_not: str) -> Answer:
     if is_good:
-        return HTTPStatus.OK, b"ok\n", PLAIN
-    return HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n".encode(), PLAIN
+        return HTTPStatus.OK, b"ok\n", _PLAIN
+    return HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n".encode(), _PLAIN
+
+
+def _read_gpus() -> Iterator[tuple[str, tuple[float, int]]]:
+    """Utilization (0 to 1, of the last sample period) and bytes in use of each NVIDIA device that this pod can see."""
+    library, handles = _driver()
+    for index, handle in enumerate(handles):
+        try:
+            rates, memory = library.nvmlDeviceGetUtilizationRates(handle), library.nvmlDeviceGetMemoryInfo(handle)
+        except library.NVMLError:
+            continue  # a device that is partitioned does not tell
+        yield str(index), (rates.gpu / 100, int(memory.used))
+
+
+@cache
+def _driver() -> tuple[Any, tuple[Any, ...]]:
+    """The driver's library and its devices; none without a driver, or without the library."""
+    try:
+        import pynvml
+    except ImportError:
+        return None, ()
+    try:
+        pynvml.nvmlInit()
+        return pynvml, tuple(pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount()))
+    except pynvml.NVMLError:
+        return pynvml, ()
