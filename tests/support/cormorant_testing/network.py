@@ -1,16 +1,10 @@
-"""Networks that fail: what one pod sends to another is dropped, as an egress policy does, or what two threads send."""
+"""A network that fails: what one pod sends to another is dropped, as an egress policy does."""
 
-import ctypes
-import os
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-
-_CLONE_NEWNET = 0x40000000
 
 
 @contextmanager
@@ -24,37 +18,6 @@ def cut_off(pod_ip: str, other_ip: str) -> Iterator[None]:
         yield
     finally:
         _run([*inside, "--delete", *rule])
-
-
-def in_own_network(body: Callable[[], None]) -> None:
-    """Call a function in a thread that has a network of its own, with a loopback interface alone; so have the threads
-    and commands that it starts. Skips where that is not allowed.
-    """
-    outcome: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
-                pytest.skip(f"no network of its own: {os.strerror(ctypes.get_errno())}")
-            _run(["ip", "link", "set", "lo", "up"])
-            body()
-        except BaseException as error:  # noqa: BLE001  # raised by the caller's thread
-            outcome.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if outcome:
-        raise outcome[0]
-
-
-def drop_everything() -> None:
-    """Lose every packet in this thread's network, without a word to either end. Never on the machine's own network:
-    see `in_own_network`.
-    """
-    mine, machines = (Path(f"/proc/{of}/ns/net").readlink() for of in ("thread-self", "self"))
-    assert mine != machines
-    _run(["iptables", "--policy", "INPUT", "DROP"])
 
 
 def _network_of(pod_ip: str) -> str:

@@ -1,29 +1,21 @@
 """One inference server and its workers, in threads, on both ways: batches, versions, padding, and workers that go."""
 
 import socket
-import struct
-import sys
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from structlog.testing import capture_logs
 
-from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.inference import connections, remote_actor
-from cormorant_worker.inference import server as server_module
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
-from cormorant_worker.inference.connections import ConnectedWorker, FrameReader, ServerConnection, send_frame
+from cormorant_worker.inference.connections import FrameReader, ServerConnection, send_frame
 from cormorant_worker.inference.handshake import Greeting, Listeners, listen
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -89,9 +81,7 @@ class Running:
 
         assert listeners.nodes is not None
         own = replace(listeners, local=listeners.local.dup(), nodes=listeners.nodes.dup())
-        self.later_ns = 0
-        """By how much the server's clock is ahead of ours."""
-        self.server = InferenceServer(own, build, how, clock_ns=lambda: time.monotonic_ns() + self.later_ns)
+        self.server = InferenceServer(own, build, how)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -192,27 +182,11 @@ def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
         actor = worker(listener, slots=1)
         actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
         asked = actor.ask(rows_of(1), (), init(1))
-        time.sleep(0.05)
+        until(lambda: bool(server.server._waiting))
         assert server.policy.sizes == []
         server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
         acted, version = asked.answer()
         assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
-
-
-def test_older_weights_do_not_act_however_late_newer_ones_are() -> None:
-    with capture_logs() as logged, running() as (server, listener):
-        actor = worker(listener, slots=1)
-        actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
-        asked = actor.ask(rows_of(1), (), init(1))
-        until(lambda: bool(server.server._waiting))
-        server.later_ns = 31 * 10**9
-        until(lambda: bool(logged))
-        assert [(line["event"], line["needed_version"], line["policy_version"]) for line in logged] == [
-            ("weights_missing", 1, 0)
-        ]
-        assert server.policy.sizes == []
-        server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
-        assert asked.answer()[0].actions[0].tolist() == [11]
 
 
 def test_next_server_does_not_act_with_older_weights() -> None:
@@ -247,46 +221,6 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
         acted, _ = other.ask(rows_of(1), (), init(1)).answer()
         assert acted.actions[0].tolist() == [1]
         assert server.policy.sizes == [1]
-
-
-@on_one_machine
-def test_worker_that_is_gone_before_its_welcome_leaves_no_descriptor() -> None:
-    with running() as (server, listener):
-        worker(listener).ask(rows_of(1), (), init(1)).answer()
-        before, meet, is_gone, has_met = open_descriptors(), server.server._meet, threading.Event(), threading.Event()
-
-        def meet_late(client: ConnectedWorker, said: Greeting) -> None:
-            assert is_gone.wait(20)
-            meet(client, said)
-            has_met.set()
-
-        server.server._meet = meet_late  # type: ignore[method-assign]
-        ServerConnection(listener.address, greeting()).close()
-        is_gone.set()
-        assert has_met.wait(20)
-        until(lambda: open_descriptors() == before)
-
-
-@on_one_machine
-def test_server_that_dies_within_its_welcome_leaves_no_descriptor() -> None:
-    listeners = listen()
-    with listeners.local as listener:
-        listener.settimeout(20)
-        before = open_descriptors()
-        connection = ServerConnection(listeners.address, greeting())
-        peer, _ = listener.accept()
-        with peer:
-            # A header of more than there is, and a descriptor with it.
-            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, listener.fileno().to_bytes(4, sys.byteorder))
-            peer.sendmsg([struct.pack("!QI", 1000, 1) + b"half"], [rights])
-        with pytest.raises(ConnectionResetError):
-            connection.read_welcome()
-        connection.close()
-        assert open_descriptors() == before
-
-
-def open_descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_rows_are_asked_again_at_the_next_server() -> None:
@@ -340,21 +274,6 @@ def test_worker_of_another_node_must_know_the_key() -> None:
         assert worker(listener).ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
 
 
-@between_nodes
-def test_a_stranger_that_speaks_in_the_turn_that_drops_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "_STRANGER_S", 0.0)
-    with running() as (server, listener):
-        server.pause()
-        to = listener.address.host, listener.address.port
-        with socket.create_connection(to) as stranger:
-            server.server.turn(nullcontext)
-            with socket.create_connection(to):
-                stranger.send(b"?")
-                with capture_logs() as logs:
-                    server.server.turn(nullcontext)
-    assert [entry["event"] for entry in logs] == ["stranger_refused"]
-
-
 @on_one_machine
 def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
     ours, theirs = socket.socketpair()
@@ -385,15 +304,6 @@ def test_rows_for_a_slot_that_does_not_exist_end_the_connection() -> None:
         until(lambda: not server.server._clients)
 
 
-def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_actor, "_SILENT_S", 0.1)
-    with running(Gathering(max_wait_s=60.0)) as (silent, first), running() as (_, second):
-        worker(first)  # with this one, a batch of the first server is not complete
-        actor = worker(first, second, slots=1)
-        assert actor.ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
-        assert silent.policy.sizes == []
-
-
 # On one machine the kernel tells that a process has ended.
 @between_nodes
 def test_connections_between_nodes_end_when_a_node_is_lost() -> None:
@@ -405,31 +315,3 @@ def test_connections_between_nodes_end_when_a_node_is_lost() -> None:
             options = [getattr(socket, f"TCP_{name}") for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")]
             assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
             assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 5, 3, 20_000]
-
-
-def receive_within(seconds: float, connection: ServerConnection) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        with suppress(TimeoutError):
-            connection.receive()
-
-
-@pytest.mark.slow
-@between_nodes
-def test_node_that_falls_silent_is_left_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "_DEAD_AFTER_S", 4)
-
-    def lose_the_network() -> None:
-        with running(Gathering(max_wait_s=60.0)) as (server, listener):
-            waiting, _ = worker(listener), worker(listener)
-            waiting.ask(rows_of(4), (), init(1))
-            until(lambda: bool(server.server._waiting))
-            drop_everything()
-            connection = waiting._connection
-            assert connection is not None
-            with pytest.raises(ConnectionResetError):
-                receive_within(20, connection)
-            until(lambda: not server.server._clients)
-            assert not server.server._waiting, "its rows are dropped"
-
-    in_own_network(lose_the_network)

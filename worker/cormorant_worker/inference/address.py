@@ -59,10 +59,6 @@ class AssignedServers:
         servers = self._servers
         return servers[self._turn % len(servers)]
 
-    @property
-    def has_others(self) -> bool:
-        return len(self._servers) > 1
-
     def begin(self, servers: Sequence[ServerAddress]) -> None:
         """Set the worker's initial servers, unless newer ones were already assigned."""
         self._servers = self._servers or tuple(servers)
@@ -72,5 +68,5 @@ class AssignedServers:
         self._servers, self._turn = tuple(servers), 0
 
     def use_next(self) -> None:
-        """Switch to the next server, because the current one does not answer."""
+        """Switch to the next server, because the current one is gone."""
         self._turn += 1

@@ -14,7 +14,6 @@ import hmac
 import secrets
 import select
 import socket
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -126,7 +125,6 @@ class ConnectedWorker:
         self.messages = MessageSocket(peer)
         self.slots: tuple[MailboxSlot, ...] = ()
         """After its greeting."""
-        self.since_s = time.monotonic()
         self._reader = FrameReader()
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         if key:

@@ -24,8 +24,6 @@ _AGAIN_S = 0.05
 _LONGEST_WAIT_S = 900.0
 """For actions, and for a server after one that is gone: longer than the fleet takes to see that a server hangs and to
 start another."""
-_SILENT_S = 60.0
-"""Without an answer, after which another server is asked, if there is one: half of the shortest hang limit."""
 
 
 class ServedWeights(StagedWeights):
@@ -146,9 +144,8 @@ class RemoteActor:
         self._connection.hand_in(header, asked.arrays)
 
     def _await(self, asked: Asked) -> PolicyVersion:
-        """Wait for an answer. A server that is silent for too long, dies, or is replaced, is not waited for."""
-        began, silent_s = time.monotonic(), _SILENT_S
-        deadline, silent_until = began + _LONGEST_WAIT_S, began + silent_s
+        """Wait for an answer. A server that dies or is replaced is not waited for; the fleet ends those that hang."""
+        deadline = time.monotonic() + _LONGEST_WAIT_S
         while asked.version is None:
             assert self._connection is not None
             try:
@@ -158,13 +155,8 @@ class RemoteActor:
                     found.version = PolicyVersion(header.version)
             except TimeoutError:
                 self._wait()
-                now = time.monotonic()
-                if now > deadline:
+                if time.monotonic() > deadline:
                     raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
-                if now > silent_until and self._servers.has_others:
-                    self._servers.use_next()
-                    silent_s *= 2
-                    silent_until = now + silent_s  # a policy may be slow everywhere
                 if self._address != self._servers.current:
                     self._meet()
             except OSError:

@@ -35,15 +35,11 @@ log = structlog.get_logger()
 _READ = selectors.EVENT_READ
 _TURN_S = 0.25
 """At least so often a server without rows shows that it lives."""
-_STRANGER_S = 10.0
-"""For a worker of another node to prove that it knows the key, once others want to connect."""
 _SHARE_OF_ACT = 0.25
 """Share of an act's duration that the oldest row may wait for others, where `maxWaitMs` is unset."""
 _LONGEST_S = 0.02
 _NEWEST = 0.1
 """Weight of the newest act in the mean duration."""
-_WEIGHTS_LATE_S = 30.0
-"""After which the log says that weights are missing which were published before a row's ticket was handed out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,16 +86,12 @@ class InferenceServer:
         listeners: Listeners,
         build: Callable[[Space, Space, int], ServedPolicy],
         how: Gathering,
-        *,
-        clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Begin to listen. `build`: makes the policy, from the spaces of the first worker and its number of rows."""
         self.policy: ServedPolicy | None = None
         """Built for the first worker, unless it is set before."""
         self.served = Served()
-        self._build, self._how, self._clock_ns = build, how, clock_ns
-        self._missing = 0
-        """The version that was last said to be missing."""
+        self._build, self._how = build, how
         self._selector = selectors.DefaultSelector()
         self._listeners = listeners
         for listener in listeners.sockets:
@@ -142,10 +134,6 @@ class InferenceServer:
     # -- workers -------------------------------------------------------------------------------------------------
 
     def _accept(self, listener: socket.socket) -> None:
-        now_s = time.monotonic()
-        for known in tuple(self._clients):
-            if not known.is_known and now_s > known.since_s + _STRANGER_S:
-                self._drop(known, f"it did not prove within {_STRANGER_S:.0f} s that it knows the key")
         is_local = listener is self._listeners.local
         with suppress(OSError):  # it has gone again
             peer, _ = listener.accept()
@@ -169,7 +157,7 @@ class InferenceServer:
                 for _ in client.slots:
                     if (header := client.read_request()) is None:
                         break
-                    self._waiting.append(_Waiting(client, client.slots[header.slot], header, self._clock_ns()))
+                    self._waiting.append(_Waiting(client, client.slots[header.slot], header, time.monotonic_ns()))
                 return
             greeting = client.read_greeting()
         except BlockingIOError:
@@ -222,8 +210,6 @@ class InferenceServer:
         memory.close()
 
     def _drop(self, client: ConnectedWorker, reason: str = "") -> None:
-        if client not in self._clients:
-            return
         if not client.is_known:
             log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
@@ -240,24 +226,15 @@ class InferenceServer:
             return _TURN_S
         assert self.policy is not None
         weights, needed = self.policy.weights, max(waiting.header.version for waiting in self._waiting)
-        waited_s = (self._clock_ns() - self._waiting[0].since_ns) / 1e9
         if weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0):
-            # No older weights act. The rows' workers bound the wait, and ask other servers meanwhile.
-            if waited_s > _WEIGHTS_LATE_S and needed != self._missing:
-                self._missing = needed
-                log.warning(
-                    "weights_missing",
-                    needed_version=needed,
-                    policy_version=weights.version,
-                    seconds=round(waited_s, 1),
-                )
-            return 0.001
+            return 0.001  # no older weights act; the rows' workers bound the wait
         max_rows, max_wait_s = self._how.max_rows, self._how.max_wait_s
         # Nothing more can come, or nothing more has room.
         if len(self._waiting) >= self._num_slots or (
             max_rows and sum(waiting.header.n for waiting in self._waiting) >= max_rows
         ):
             return 0.0
+        waited_s = (time.monotonic_ns() - self._waiting[0].since_ns) / 1e9
         return (max_wait_s if max_wait_s >= 0 else min(_LONGEST_S, self._act_s * _SHARE_OF_ACT)) - waited_s
 
     def _act(self) -> None:
@@ -268,7 +245,7 @@ class InferenceServer:
         while self._waiting and not (self._how.max_rows and rows + self._waiting[0].header.n > self._how.max_rows):
             rows += self._waiting[0].header.n
             taken.append(self._waiting.popleft())
-        began_ns = self._clock_ns()
+        began_ns = time.monotonic_ns()
         version = self.policy.weights.apply()
         padded = self._how.padded(rows)
         acted = self.policy.actor.act(*self._gather(taken, padded, len(taken[0].slot.observation)))
@@ -283,7 +260,7 @@ class InferenceServer:
                 client.answer(waiting.header._replace(version=version))
                 if client.messages.has_unsent:
                     self._watch_unsent(client)
-        act_s = (self._clock_ns() - began_ns) / 1e9
+        act_s = (time.monotonic_ns() - began_ns) / 1e9
         self._act_s += _NEWEST * (act_s - self._act_s) if self._act_s else act_s
         served = self.served
         served.rows += rows

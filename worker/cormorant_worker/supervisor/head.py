@@ -27,8 +27,6 @@ _START_S = 120.0
 """From `ray start` to its answer, on a busy node."""
 _RAY_ENDS_S = 3.0
 """A command that Ray ended may end before `ray start` does, which looks once a second."""
-_RAY_KILLS_S = 10.0
-"""A `ray start` that gives up kills what it started, and then ends: what ran this recently had not ended by itself."""
 _BY_RAY = (1, 134)
 """Exit codes of a command that lost its Ray."""
 _LAST_WORDS = 500
@@ -69,7 +67,7 @@ class HeadPod:
             processes.kill_all(self._known)
 
     def _supervise(self, process: "subprocess.Popen[bytes]", ray: Child) -> int:
-        passed_on, is_ready, started, whole_at = 0, False, {"gcs_server"}, 0.0
+        passed_on, is_ready = 0, False
         while (code := exit_code(process.poll())) is None:
             for number in self._signals[passed_on:]:
                 process.send_signal(number)
@@ -78,27 +76,22 @@ class HeadPod:
                 is_ready = True
                 self._settings.path(PodFile.READY).touch()
                 log.info("ray_ready", seconds=round(ray.lived_s(), 1))
-            if not is_ready:
-                started |= (found := processes.look_for("gcs_server", "raylet")).keys()
-                whole_at = time.monotonic() if all(map(found.get, started)) else whole_at
             if ray.poll() is not None or (not is_ready and ray.lived_s() > _START_S):
-                is_whole = is_ready or time.monotonic() - whole_at < _RAY_KILLS_S
                 # Its command holds nothing that the next head lacks: what is settled stands in its termination message.
                 process.kill()
                 process.wait()
-                return self._explain_end(ray, is_ready=is_ready, is_whole=is_whole)
+                return self._explain_end(ray, is_ready=is_ready)
             self._look_around()
         if code in _BY_RAY and is_ready:
             deadline = time.monotonic() + _RAY_ENDS_S
             while ray.poll() is None and time.monotonic() < deadline:
                 self._look_around()
-            return self._explain_end(ray, is_ready=True, is_whole=True) if has_starved(ray.output_tail()) else code
+            return self._explain_end(ray, is_ready=True) if has_starved(ray.output_tail()) else code
         return code
 
-    def _explain_end(self, ray: Child, *, is_ready: bool, is_whole: bool) -> int:
-        """`is_whole`: no process of Ray's crashed while it started, of which Ray says the same as of starved ones."""
+    def _explain_end(self, ray: Child, *, is_ready: bool) -> int:
         words, code = ray.output_tail(), ray.poll()
-        is_starved = is_whole and (code is None or has_starved(words))
+        is_starved = code is None or has_starved(words)
         if is_starved:
             what = "ended itself" if is_ready else "did not start"
             reason = (

@@ -123,16 +123,6 @@ def descendants() -> list[psutil.Process]:
     return found
 
 
-def look_for(*names: str) -> dict[str, bool]:
-    """Processes below this one with these names, and whether each runs. False: it has ended and is not reaped."""
-    found = {}
-    for process in descendants():
-        with suppress(psutil.Error):
-            if (name := process.name()) in names:
-                found[name] = not _is_zombie(process)
-    return found
-
-
 def _is_zombie(process: psutil.Process) -> bool:
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)

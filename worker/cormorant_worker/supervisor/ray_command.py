@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-import structlog
-
 from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
-
-log = structlog.get_logger()
 
 STARTED = "Ray runtime started."
 """Output of `ray start` once the node is registered with the head."""
@@ -106,14 +102,7 @@ def store_bytes() -> int:
             # cgroup v1 writes "no limit" as a number near 2**63, v2 as a word.
             limit = min(limit, int(text)) if text.isdecimal() else limit
             break
-    found = decide_store_bytes(free_shm=free, memory_limit=limit)
-    if free < found:
-        log.warning(
-            "shared_memory_is_small",
-            reason=f"/dev/shm has {free >> 20} MiB free, and Ray needs {found >> 20} for batches: it will use /tmp, "
-            "which is slower; mount an emptyDir with medium Memory at /dev/shm, or raise the pod's memory limit",
-        )
-    return found
+    return decide_store_bytes(free_shm=free, memory_limit=limit)
 
 
 def decide_store_bytes(*, free_shm: int, memory_limit: int) -> int:
