@@ -9,10 +9,10 @@ threads nor user code, so that a fork of it is equivalent to a newly started pro
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -33,6 +33,7 @@ _ANSWER_S = 5.0
 """A fork server that has imported answers in microseconds."""
 _ASKED_EVERY_S = 0.002
 _IDLE_S = 1.0
+_PR_SET_PDEATHSIG = 1
 _LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
 
@@ -160,26 +161,13 @@ class ForkServer:
         return "" if code is None else f"went with the process that forks it, which ended with exit code {code}"
 
     def close(self) -> None:
-        """End the fork server and wait for it. Living children continue."""
+        """End the fork server, and with it its children; wait for it."""
         self._connection.close()
         try:
             self._process.wait(timeout=0.1)
         except subprocess.TimeoutExpired:
             self._process.kill()  # in the middle of its imports
             self._process.wait(timeout=10)
-
-
-def kill_alone(pid: int, connection: Any) -> None:
-    """Kill a child without its fork server. While `connection` is open there, this id is the child's."""
-    with suppress(OSError):
-        descriptor = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(connection.fileno(), 0)
-            if not any(events & select.POLLHUP for _, events in poll.poll(0)):
-                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-        finally:
-            os.close(descriptor)
 
 
 _starting = threading.Lock()
@@ -331,6 +319,8 @@ def _import(modules: Iterable[str]) -> None:
 def _prepare(request: ForkRequest, descriptors: Sequence[int]) -> Sequence[int]:
     """Be a process of its own. Returns the descriptors that are the child's."""
     *own, output = descriptors
+    # The fork server ends with its parent: then the kernel kills this process, even in the middle of an endless step.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     os.setsid()
     with suppress(OSError):
         Path("/proc/self/comm").write_text(request.name)  # the system keeps 15 bytes

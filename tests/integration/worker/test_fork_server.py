@@ -35,21 +35,19 @@ def test_workers_find_the_folder_and_the_variables_of_the_moment(
             assert sum(connection.raddr == "" for connection in process.net_connections("unix")) == 2
 
 
-def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
+def test_workers_end_with_their_fork_server_and_are_replaced() -> None:
     job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 4000}, step_s=0.001)
     checker = make_checker(2, lengths=5)
     forks_them = fork_server(WORKERS)
     with make_fleet(job, workers=2) as fleet:
-        victim = fleet.stats().workers[0].pid
         for batch in LocalFleet(fleet).batches():
             checker.take(batch)
             if forks_them.is_alive and checker.frames > 500:
                 os.kill(forks_them.pid, signal.SIGKILL)
                 until(lambda: not forks_them.is_alive)
-                os.kill(victim, signal.SIGKILL)
         stats = fleet.stats()
         assert stats.frames == checker.frames == 4000
-        assert stats.restarts == 1
+        assert stats.restarts == 2
         assert balance(fleet) == 0
     assert fork_server(WORKERS).pid != forks_them.pid
 
@@ -66,34 +64,23 @@ def test_fleets_of_a_process_leave_one_idle_fork_server() -> None:
 
 
 @pytest.mark.slow
-def test_workers_are_killed_unborn_hung_or_without_a_fork_server() -> None:
+def test_workers_are_killed_unborn_or_stopped() -> None:
     fresh = ForkServer(WORKERS)
     unborn = WorkerProcess(WorkerPlace(), fresh, Imports())
     unborn.kill()
-    hung, orphan = (WorkerProcess(WorkerPlace(index=index), fresh, Imports()) for index in (1, 2))
+    stopped = WorkerProcess(WorkerPlace(index=1), fresh, Imports())
     try:
-        for worker in (hung, orphan):
-            until(lambda worker=worker: worker.pid)
-            os.kill(worker.pid, signal.SIGSTOP)
+        until(lambda: stopped.pid)
+        os.kill(stopped.pid, signal.SIGSTOP)
         assert fresh.status(1).code == -signal.SIGKILL
-        hung.kill()
-        assert not psutil.pid_exists(hung.pid)
-        assert hung.describe_end().startswith("was killed by SIGKILL")
-        hung.kill()  # it is known to have ended: nothing is killed
-        os.kill(fresh.pid, signal.SIGKILL)
-        until(lambda: not fresh.is_alive)
-        assert psutil.Process(orphan.pid).status() == psutil.STATUS_STOPPED
-        orphan.kill()
-        until(lambda: has_ended(orphan.pid))
+        stopped.kill()
+        assert not psutil.pid_exists(stopped.pid)
+        assert stopped.describe_end().startswith("was killed by SIGKILL")
+        stopped.kill()  # it is known to have ended: nothing is killed
     finally:
-        for worker in (unborn, hung, orphan):
+        for worker in (unborn, stopped):
             worker.close()
         fresh.close()
-
-
-def has_ended(pid: int) -> bool:
-    """Gone, or waiting for whoever inherited it."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_closing_a_starting_fleet_leaves_no_process() -> None:
@@ -156,32 +143,3 @@ def test_fork_server_of_a_parent_that_ignores_children_knows_ends() -> None:
     assert server.wait(number, 60) == 0
     assert server.is_alive
     server.close()
-
-
-_HANGS = """
-import os
-import signal
-import time
-from pathlib import Path
-
-from gymnasium.envs.classic_control import CartPoleEnv
-
-class Env(CartPoleEnv):
-    def step(self, action):
-        if not Path("pid").exists():
-            Path("pid").write_text(str(os.getpid()))
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(3600)
-        return super().step(action)
-"""
-
-
-def test_hung_environment_is_killed_without_its_fork_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "env_that_hangs.py").write_text(_HANGS)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    block = {"entrypoint": "env_that_hangs:Env", "vectorization": "subprocess", "numEnvs": 1, "stepTimeoutSeconds": 1}
-    collector = make_collector(env={"gymnasium": block})
-    collector.collect(num_steps=2)
-    assert has_ended(int((tmp_path / "pid").read_text()))  # else it writes over what its successor does
-    collector.close()

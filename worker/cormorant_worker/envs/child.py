@@ -3,10 +3,8 @@ SOCKET` is the fork server of such processes.
 """
 
 import contextlib
-import ctypes
 import os
 import random
-import signal
 import socket
 
 import numpy as np
@@ -29,16 +27,12 @@ from cormorant_worker.fork_server import run
 from cormorant_worker.spaces import Array
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
-_PR_SET_PDEATHSIG = 1
-
 
 def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int:
     """Serve until the parent says close, or is gone; returns the exit code. `wake`: read end of the pipe that wakes
     this child at each step, cheaper than the socket; `block`: the shared block; `report`: write end of the pipe that
     wakes the parent.
     """
-    # The fork server ends with our parent: then the kernel kills this process, even in the middle of an endless step.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
     np.random.seed()  # forks begin with one generator; `random` reseeds itself
     connection = MessageSocket(socket.socket(fileno=socket_descriptor))
     number, row = -1, None

@@ -1,6 +1,5 @@
 """The engine of one machine: worker processes behind two sockets each, batches in shared memory."""
 
-import os
 import signal
 import socket
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server, kill_alone
+from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -25,8 +24,8 @@ from cormorant_worker.worker.messages import Request, Start, Ticket
 
 _ENDING_S = 1.0
 """For a process whose sockets have closed to have ended."""
-_OBEYED_S = 5.0
-"""A fork server that is not importing kills at once."""
+_KILL_S = 10.0
+"""In an uninterruptible system call even SIGKILL waits: then it is left to the kernel."""
 _MOST_MESSAGES = 64
 """Read at once: a worker that says much does not keep the fleet from the others."""
 
@@ -114,18 +113,7 @@ class WorkerProcess:
         if self._is_closed:
             return
         self._fork_server.kill(self._number)
-        if not self._has_ended(_OBEYED_S):
-            kill_alone(self.pid, self.data)
-            self._has_ended(10)
-
-    def _has_ended(self, timeout_s: float) -> bool:
-        if self._return_code(timeout_s) is not None or not self.pid:
-            return True
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        return False
+        self._return_code(_KILL_S)
 
     def _return_code(self, timeout_s: float) -> int | None:
         return self._fork_server.wait(self._number, timeout_s) if self.pid else None  # it is not forked yet
