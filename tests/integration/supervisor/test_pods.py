@@ -50,13 +50,6 @@ def test_worker_waits_for_its_head_and_joins_the_next() -> None:
             assert head.left() == []
 
 
-def test_worker_without_a_head_ends_when_it_is_told_to() -> None:
-    with worker_pod(unused_port()) as worker:
-        assert worker.get("/livez")[0] == 200
-        assert worker.end(timeout_s=10) == 0
-        assert worker.said("left")
-
-
 def test_worker_with_another_token_is_given_up_with_a_sentence() -> None:
     port = unused_port()
     with head_pod(port) as head, worker_pod(port, RAY_AUTH_TOKEN="f" * 32) as worker:

@@ -22,11 +22,10 @@ from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import FleetClosed, FleetError, StateError, WorkerFailed
+from cormorant_worker.errors import FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.local_fleet import LocalFleet
-from cormorant_worker.worker.messages import Restore
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
@@ -70,20 +69,6 @@ def test_lines_of_workers_need_no_standard_output(closed_output: Callable[[], No
         closed_output()
         for _ in range(3):
             reader.next_batch()
-
-
-def test_fleet_that_cannot_write_its_own_lines_fails_at_once(closed_output: Callable[[], None]) -> None:
-    with reading(make_job(num_envs=2), workers=1) as (fleet, reader):
-        reader.next_batch()
-        closed_output()
-        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        with pytest.raises(FleetError, match="the fleet's thread failed: BrokenPipeError"):
-            take_many(fleet)
-
-
-def take_many(fleet: WorkerFleet) -> None:
-    for _ in range(1000):
-        fleet.skip(timeout_s=30)
 
 
 def waiting_batches(fleet: WorkerFleet) -> list[TensorDict]:
@@ -219,44 +204,6 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
         assert reader.next_batch() is not None
 
 
-@pytest.mark.slow
-def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> None:
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync", "totalFrames": 400})
-    with reading(job, workers=2) as (fleet, reader):
-        found = [reader.next_batch(copy=True) for _ in range(3)]
-        saved = fleet.state()
-    with make_fleet(job, workers=2, starts_paused=True) as fleet:
-        fleet.restore(saved)
-        fleet.resume()
-        expected = list(LocalFleet(fleet).batches(copy=True))
-    with make_fleet(job, workers=2, starts_paused=True) as fleet:
-        victim = fleet.stats().workers[0].pid
-        os.kill(victim, signal.SIGSTOP)  # it does not answer, so that it dies in the middle
-        tasks = tuple(Path(f"/proc/{victim}/task").iterdir())
-        until(lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks))
-        failed: list[Exception] = []
-
-        def restore() -> None:
-            try:
-                fleet.restore(saved)
-            except StateError as error:
-                failed.append(error)
-
-        restoring = threading.Thread(target=restore)
-        restoring.start()
-        worker = fleet._core.slots["cpu", 0].worker
-        until(lambda: any(isinstance(question.command, Restore) for question in worker.unanswered.values()))
-        os.kill(victim, signal.SIGKILL)
-        restoring.join(60)
-        assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]
-        fleet.restore(saved)
-        fleet.resume()
-        rest = list(LocalFleet(fleet).batches(copy=True))
-        assert FleetState.from_bytes(saved).frames + sum(batch.numel() for batch in rest) == fleet.stats().frames == 400
-    assert not ids_of(found) & ids_of(rest)
-    assert [batch["observation"].tolist() for batch in rest] == [batch["observation"].tolist() for batch in expected]
-
-
 @on_both_engines_slowly
 def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
@@ -343,60 +290,6 @@ def test_closing_twice_and_under_a_waiting_consumer() -> None:
     assert not any(psutil.pid_exists(pid) for pid in pids)
     with pytest.raises(FleetClosed):
         fleet.borrow()
-
-
-def test_closing_ends_a_resize_that_waits_for_its_worker() -> None:
-    fleet = make_fleet(make_job(num_envs=2, lengths=5), workers=1)
-    ends: list[str] = []
-
-    def resize() -> None:
-        try:
-            fleet.resize(2)
-        except FleetClosed as error:
-            ends.append(str(error))
-
-    # Its second worker never starts: the wait would last as long as workers may take to start.
-    fleet._life.start_missing = lambda *_: None  # type: ignore[method-assign]
-    resizing = threading.Thread(target=resize)
-    resizing.start()
-    until(lambda: len(tuple(fleet._core.slots.wanted)) == 2)
-    fleet.close()
-    resizing.join(60)
-    assert ends == ["the fleet was closed while waiting for workers to start or retire"]
-
-
-@pytest.mark.slow
-def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
-    job = make_job(num_envs=2, policy="cormorant.policies:mlp", lengths=(3, 8), collection={"framesPerBatch": 200})
-    with make_fleet(job, workers=1) as fleet:
-        worker = psutil.Process(fleet.stats().workers[0].pid)
-        us = psutil.Process()
-
-        def size() -> tuple[int, int, int, int]:
-            gc.collect()
-            return us.memory_info().rss, worker.memory_info().rss, us.num_fds(), worker.num_fds()
-
-        weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
-        batches = LocalFleet(fleet).batches()
-        for i in range(40):
-            next(batches)
-            if i % 5 == 0:
-                fleet.publish(weights)
-        # Blocks are made when they are first needed.
-        slots = fleet._core.queue.blocks
-        until(lambda: len(slots._blocks) == slots.limit)
-        next(batches)
-        time.sleep(0.2)
-        before = size()
-        for i in range(200):
-            next(batches)
-            if i % 5 == 0:
-                fleet.publish(weights)
-        # The last weights may still be on their way, and what earlier tests left open may go meanwhile.
-        until(lambda: all(now <= then for now, then in zip(size()[2:], before[2:], strict=True)))
-        after = size()
-    assert after[0] - before[0] < 8 << 20
-    assert after[1] - before[1] < 8 << 20
 
 
 @pytest.mark.slow

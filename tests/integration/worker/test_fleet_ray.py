@@ -132,20 +132,6 @@ def test_own_ray_cluster_ends_with_the_fleet() -> None:
     until(lambda: not of_session(script.pid), seconds=20)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(260)
-def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
-    waits = ENDLESS.replace('print("collected", flush=True)', "import time; time.sleep(100)")
-    script = start_script(waits)
-    assert script.stdout is not None
-    worker = next(int(line) for line in script.stdout if line.strip().isdecimal())
-    script.kill()
-    script.communicate(timeout=30)
-    until(lambda: not psutil.pid_exists(worker), seconds=40)
-    # Ray's agents look for its head for a minute before they give up.
-    until(lambda: not of_session(script.pid), seconds=120)
-
-
 def job_with(resources: dict) -> object:
     document = make_job(num_envs=2, lengths=3).to_document()
     document["spec"]["workerGroups"] = [{"name": "cpu", "resources": resources}]

@@ -1,14 +1,11 @@
 """Sizes by group, and single slots that are given up, with real processes."""
 
-import gc
-import resource
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job, scene
+from cormorant_testing.collecting import make_job, scene
 from cormorant_testing.fleets import on_both_engines_slowly, reading
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import spread
@@ -16,29 +13,6 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
-
-
-def num_open() -> int:
-    gc.collect()  # what other tests left is not closed meanwhile
-    return sum(1 for _ in Path("/proc/self/fd").iterdir())
-
-
-def test_file_limit_grows_with_the_workers_and_suffices() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    job = make_job(num_envs=2, lengths=5, queue={"capacityBatches": 2})
-    with reading(job, workers=1) as (fleet, reader):
-        reader.next_batch(timeout=30)
-        before = num_open()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
-        try:
-            fleet.resize(4)
-            until(lambda: fleet._core.slots.is_complete)
-            for _ in range(20):
-                assert reader.next_batch(timeout=30) is not None
-            assert 3 * 4 < num_open() - before <= 3 * LocalEngine.descriptors_each
-            assert fleet.stats().restarts == 0
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_workers_of_all_groups_are_spread_over_devices() -> None:
@@ -114,23 +88,3 @@ def test_worker_of_a_given_up_slot_finishes_first() -> None:
         stats = fleet.stats()
         assert stats.dropped == {}
         assert stats.restarts == 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("phase", "capacity"), [("waiting", 2), ("stepping", 100)])
-def test_scale_down_loses_no_partial_batch(phase: str, capacity: int) -> None:
-    """An operator takes workers away while the queue is full: then all of them wait."""
-    job = make_job(
-        num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, queue={"capacityBatches": capacity},
-        collection={"framesPerBatch": 16, "totalFrames": 320},
-    )  # fmt: skip
-    checker, frames = make_checker(2, lengths=(3, 8)), 0
-    with reading(job, workers=3) as (fleet, reader):
-        until(lambda: fleet.stats().queued_batches and {w.phase for w in fleet.stats().workers} == {phase})
-        fleet.resize({"cpu": 1}, wait=False)
-        while (batch := reader.next_batch(timeout=60)) is not None:
-            checker.take(batch)
-            frames += batch.numel()
-        stats = fleet.stats()
-    assert [worker.name for worker in stats.workers] == ["cpu-0"]
-    assert (frames, stats.stepped_frames, stats.dropped, stats.restarts) == (320, 320, {}, 0)

@@ -196,28 +196,3 @@ def test_lost_servers_cost_time_and_nothing_else(
         assert balance(fleet) == 0
         assert stats.dropped.get("crash", 0) == 0
     assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)  # three servers one after the other, each an actor of its own on a busy machine
-def test_servers_on_ray_hang_and_are_scaled(ray_cluster: None) -> None:
-    job, checker = scene("counter", collection={"totalFrames": 4000}, step_s=0.001)
-    with on_ray(served(job), RayEngine, workers=2, hang_timeout_s=3.0) as fleet:
-        done = 0
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            if done == 0 and fleet.stats().frames > 500:
-                kill_server(fleet, sent=signal.SIGSTOP)
-                done = 1
-            if done == 1 and fleet.stats().frames > 1500:
-                fleet.resize({"act": 2}, wait=True)
-                done = 2
-            if done == 2 and fleet.stats().frames > 2500:
-                fleet.resize({"act": 1})
-                done = 3
-        stats = fleet.stats()
-        assert (done, stats.frames, checker.frames) == (3, 4000, 4000)
-        assert stats.groups["act"].restarts == {"hang": 1}
-        assert stats.groups["cpu"].restarts == {}
-        assert balance(fleet) == 0
-    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}

@@ -102,45 +102,6 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
     assert told == {"frames": 2000, "accepted": 2000, "balance": 0, "oldest_of_replacements": 2}
 
 
-def test_late_node_gets_a_worker_with_current_weights() -> None:
-    told = run(
-        """
-        cluster = make_cluster()
-        join = lambda slot: cluster.add_node(num_cpus=0, resources={slot: 1}, **STORE)
-        options = RayOptions(address=cluster.address, slot_resources=True)
-        # The fleet starts before there is any node for its first worker.
-        starting = ThreadPoolExecutor(1).submit(
-            lambda: WorkerFleet(versioned_job(), FleetOptions(workers=1), engine=RayEngine(options))
-        )
-        time.sleep(3)
-        join("slot:cpu-0")
-        checker = versioned_checker()
-        with starting.result(120) as fleet:
-            fleet.publish(numbered(1), wait_s=30)
-            fleet.resize(2, wait=False)
-            waiting = None
-            for batch in LocalFleet(fleet).batches():
-                checker.take(batch)
-                if waiting is None and checker.frames >= 400:
-                    # The rest goes on while nobody can place the second one.
-                    waiting = [(w.name, w.pid) for w in fleet.stats().workers][1:]
-                    fleet.publish(numbered(2), wait_s=0)
-                    join("slot:cpu-1")
-                    # The job's end must not come before the worker.
-                    deadline = time.monotonic() + 90
-                    while not fleet._core.slots.is_complete and time.monotonic() < deadline:
-                        time.sleep(0.05)
-            versions = {s.version for (a, _), s in checker.streams.items() if a[1] == 1}
-            told(fleet, checker, waiting=waiting, versions_of_late=sorted(versions))
-        cluster.shutdown()
-        """
-    )
-    assert told == {
-        "frames": 2000, "accepted": 2000, "restarts": 0, "dropped": {}, "balance": 0,
-        "attempts": [[0, 0, 0], [0, 1, 0]], "waiting": [["cpu-1", 0]], "versions_of_late": [2],
-    }  # fmt: skip
-
-
 def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None:
     (tmp_path / "sent_along.py").write_text(
         "import os\n"
@@ -225,30 +186,6 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
     assert "on which this process runs is gone (its raylet has ended)" in told["error"]
     assert told["seconds"] < 60
     assert told["frames"] >= 100
-
-
-def test_driver_without_a_ray_head_ends_and_leaves_no_worker() -> None:
-    script = """
-        cluster = make_cluster(resources={"slot:cpu-0": 1})
-        options = RayOptions(address=cluster.address, slot_resources=True)
-        job = make_job(num_envs=2, lengths=5)
-        with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
-            fleet.skip()
-            os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
-            print("killed", flush=True)
-            while True:
-                fleet.skip()
-        """
-    process = start_script(IMPORTS + textwrap.dedent(script), RAY_gcs_rpc_server_reconnect_timeout_s="5")
-    try:
-        out, err = process.communicate(timeout=120)
-        assert "killed" in out.splitlines(), err[-3000:]
-        assert process.returncode == 1
-        assert "Failed to connect to GCS" in out + err
-        until(lambda: not [p for p in of_session(process.pid) if "WorkerActor" in p.name()], seconds=60)
-    finally:
-        for left in of_session(process.pid):
-            left.kill()
 
 
 COLLECT = """

@@ -18,7 +18,6 @@ from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
-from cormorant_worker.supervisor.worker import WorkerPod
 from cormorant_worker.termination_message import explain
 
 WORKER = {
@@ -104,12 +103,6 @@ def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
 )
 def test_object_store_takes_the_smaller_share(free_shm: int, memory_limit: int, expected: int) -> None:
     assert decide_store_bytes(free_shm=free_shm, memory_limit=memory_limit) == expected
-
-
-def test_backoff_grows_to_5_s_and_resets_after_health() -> None:
-    pod = WorkerPod(read_worker_settings(WORKER), [], PodState())
-    assert [pod.next_pause_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
-    assert pod.next_pause_s(joined_s=60.0) == 0.2
 
 
 @pytest.mark.parametrize(

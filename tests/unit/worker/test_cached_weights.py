@@ -1,12 +1,9 @@
 """What a pod keeps for the next head."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
-from structlog.testing import capture_logs
 
 from cormorant_worker.errors import MalformedWeights
 from cormorant_worker.normalize.moments import RunningMoments, Statistics
@@ -90,16 +87,3 @@ def test_count_is_kept_until_a_head_settles_more(tmp_path: Path) -> None:
     assert CachedWeights(tmp_path).settled == Settled(epoch=1, frames=1000)
     again.keep_settled(Settled(epoch=2, frames=1200))
     assert CachedWeights(tmp_path).settled == Settled(epoch=2, frames=1200)
-
-
-def test_count_survives_threads_that_keep_it_at_once(tmp_path: Path) -> None:
-    kept, barrier = CachedWeights(tmp_path), threading.Barrier(2)
-
-    def tell(first: int) -> None:
-        for frames in range(first, 400, 2):
-            barrier.wait()
-            kept.keep_settled(Settled(epoch=0, frames=frames))
-
-    with capture_logs() as logs, ThreadPoolExecutor(2) as threads:
-        list(threads.map(tell, (0, 1)))
-    assert (logs, CachedWeights(tmp_path).settled) == ([], Settled(epoch=0, frames=399))

@@ -13,7 +13,6 @@ from cormorant_contract.metrics import head as declared
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)
-NASTY = 'a "quoted" \\ name\nof two lines'
 
 
 def samples(exposition: Exposition) -> dict[tuple[str, str], float]:
@@ -23,13 +22,6 @@ def samples(exposition: Exposition) -> dict[tuple[str, str], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-def test_labels_with_quotes_and_newlines_come_through() -> None:
-    exposition = Exposition(declared.HEAD_METRICS, collectorjob=NASTY)
-    exposition.counter(declared.FRAMES, env=NASTY).inc(3)
-    assert samples(exposition) == {("cormorant_frames_total", NASTY): 3}
-    assert len(exposition.text()[0].splitlines()) == 2 * len(declared.HEAD_METRICS) + 1, "a newline in a label"
 
 
 def test_a_counter_follows_a_number_and_never_goes_back() -> None:

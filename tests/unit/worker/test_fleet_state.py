@@ -52,10 +52,6 @@ def test_past_publishes_are_one_where_later_ones_hide_them() -> None:
         assert found == expected
 
 
-def test_state_without_weights_has_none() -> None:
-    assert FleetState.from_bytes(replace(STATE, weights=b"").to_bytes()).weights == b""
-
-
 @pytest.mark.parametrize("data", [b"", b"x" * 100, STATE.to_bytes()[:-1]])
 def test_what_is_no_state_is_refused(data: bytes) -> None:
     with pytest.raises(StateError, match=f"these {len(data)} bytes are not a fleet's state"):

@@ -13,7 +13,7 @@ from cormorant_api.settings import HeadSettings
 from cormorant_testing.collecting import make_job
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.dataset_root import DatasetRoot
-from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
+from cormorant_worker.lock import FolderLock, LockHeld
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path: Path) -> None:
@@ -58,14 +58,6 @@ def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr("fcntl.flock", flock)
-
-
-@pytest.mark.usefixtures("no_locks")
-def test_mount_without_file_locks_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(
-        LocksUnsupported, match=r"without file locks \(flock: .*\), where two writers .*; use a local disk"
-    ):
-        FolderLock(tmp_path)
 
 
 @pytest.mark.usefixtures("no_locks")

@@ -1,15 +1,12 @@
 """How many batches of a Ray fleet may be on their way, and how they land. No Ray is needed to know."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
-from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.spaces import Leaf, writable
+from cormorant_worker.spaces import Leaf
 
 LAYOUT = Layout(
     num_rows=4,
@@ -49,17 +46,6 @@ def test_fleets_of_one_process_share_the_object_store() -> None:
     second.close()
 
 
-def test_fleet_that_could_not_begin_leaves_the_object_store() -> None:
-    size, engine = LAYOUT.size_bytes, RayEngine.__new__(RayEngine)
-    engine.cluster = SimpleNamespace(store_bytes=lambda: 20 * size, close=lambda: None)  # type: ignore[assignment]
-    with pytest.raises(FleetError, match="17 of them must fit"):
-        engine.make_blocks(LAYOUT, 100).resize(100, at_least=17)
-    engine.close()
-    other = RayBlockPool(LAYOUT, 100, store_bytes=20 * size)
-    assert other.limit == 16
-    other.close()
-
-
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
     block_index, memory = blocks.lend(pid=7)
@@ -78,8 +64,3 @@ def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     assert landed.reward.flags.writeable
     blocks.give_back(block_index)
     assert (blocks.room, len(blocks._lent)) == (1, 0)
-
-
-def test_what_is_writable_already_stays_the_same_array() -> None:
-    array = np.zeros(3)
-    assert writable(array) is array

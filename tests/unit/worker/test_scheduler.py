@@ -395,23 +395,6 @@ def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | No
     assert len(hand_out(schedule, held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
 
 
-def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
-    schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=100, max_staleness=None)
-    deliveries = queue_of(schedule, drops=True)
-    for _ in range(3):
-        (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
-        land(deliveries, grant)
-    assert deliveries.dropped == {"drop_oldest": 10}
-    assert schedule.accepted_frames == 15
-    last = deliveries.take(min_version=None)
-    assert last is not None
-    assert last.number == 2
-    # The consumer at work does not keep the next one out.
-    (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
-    land(deliveries, grant)
-    assert schedule.accepted_frames == 20
-
-
 @pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
 def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted: int) -> None:
     schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)

@@ -53,14 +53,6 @@ def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> N
         slots.resize(0)
 
 
-def test_validate_finds_a_slot_that_disagrees_with_its_state() -> None:
-    slots = make_slots()
-    (slot,) = slots.wanted
-    slot.state = S.WORKING
-    with pytest.raises(AssertionError):
-        check_slots(slots)
-
-
 class FakeConnection:
     def __init__(self) -> None:
         self.place = type("Place", (), {"servers": ()})()

@@ -12,6 +12,8 @@ from cormorant_worker.worker.messages import ReadCached, Restore, Save
 
 _HANG_FLOOR_S = 120.0
 _HANG_MARGIN_S = 30.0
+_STORE_S = 600.0
+"""To write a batch to a dataset, to close it, and to save or restore a state, where the hang limit is not higher."""
 _SWEEP_S = 1.0
 """In which each heartbeat is read once: a turn reads a few."""
 _MOST_READ = 1000
@@ -33,7 +35,7 @@ class HangDetector:
         self._options, self._counters = options, counters
         limit_s = job.spec.env.block.longest_step_s + _HANG_MARGIN_S
         self._hang_limit_s = options.hang_timeout_s or max(_HANG_FLOOR_S, limit_s)
-        self._store_limit_s = max(self._hang_limit_s, options.store_timeout_s)
+        self._store_limit_s = max(self._hang_limit_s, _STORE_S)
         self._round: deque[WorkerHandle] = deque()
         """The worker whose heartbeat was not read for longest comes first. Those that are gone are dropped then."""
         self._turned_at = 0.0

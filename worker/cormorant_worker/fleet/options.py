@@ -59,10 +59,6 @@ class FleetOptions:
     """Seconds without a new frame while stepping, after which a worker is killed and replaced; None: from the
     manifest's step and reset limits, at least 120 s."""
 
-    store_timeout_s: float = 600.0
-    """Seconds for a worker to write a batch to its dataset, to close it, and to save or restore its state; then it
-    counts as hung. Never less than the hang limit."""
-
     def __post_init__(self) -> None:
         refuse_empty(
             ManifestError, device=self.device, storing_device=self.storing_device, hang_timeout_s=self.hang_timeout_s

@@ -38,9 +38,8 @@ _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _MOST_REFUSALS = 3
 """In a row, after which this pod is given up: a new one may have the right token or image."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.2, 5.0
-"""Shortest and longest pause before Ray is started again."""
-_HEALTHY_S = 10.0
+_PAUSE_S = 1.0
+"""Before Ray is started again, which takes seconds itself."""
 _KILL_MARGIN_S = 5.0
 """Seconds of the grace period that are reserved for stopping Ray."""
 
@@ -51,8 +50,6 @@ class WorkerPod:
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._watch = HeadWatch(settings.head)
         self._blocked = settings.ray.path(PodFile.BLOCKED)
-        self._failures = 0
-        """Starts of Ray in a row without a membership of `_HEALTHY_S`."""
         self._refusals = 0
         self._ray: Child | None = None
 
@@ -82,7 +79,6 @@ class WorkerPod:
             watch_for=ray_command.STARTED,
         )
         self._wait_while(lambda: ray.poll() is None and not ray.has_said and ray.lived_s() < _JOIN_S)
-        joined_at = time.monotonic()
         if has_joined := ray.has_said and ray.poll() is None:
             self._state.joins += 1
             self._state.is_joined = True
@@ -103,7 +99,6 @@ class WorkerPod:
             self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
             raise PodBlocked(self._blocked.read_text())
         found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
-        joined_s = time.monotonic() - joined_at if has_joined else 0.0
         self._clean_up()
         if found.cause in ("token", "version"):
             self._refusals += 1
@@ -117,14 +112,7 @@ class WorkerPod:
             self._refusals = 0
             text = ray.output_tail()[-_LAST_WORDS:]
             log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=text)
-        self._rest(self.next_pause_s(joined_s=joined_s))
-
-    def next_pause_s(self, *, joined_s: float) -> float:
-        """Seconds before Ray is started again: 0.4, 0.8, 1.6 ... 5; 0.2, and from the start, after a membership of 10 s
-        or more.
-        """
-        self._failures = 0 if joined_s >= _HEALTHY_S else self._failures + 1
-        return min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
+        self._rest(_PAUSE_S)
 
     def _wait_for_head(self) -> bool:
         """Wait until the head accepts connections, for as long as the pod lives. False: SIGTERM came."""
