@@ -5,7 +5,6 @@ make chaos SCHEDULES=1 FIRST=17   # one of them
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,12 @@ def test_schedule(
     seed: int,
     tmp_path: Path,
     request: pytest.FixtureRequest,
-    record_property: Callable[[str, object], None],
 ) -> None:
     plan = plan_of(seed)
     print(plan)  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
     if plan.door == "head":
         head = HeadWorld(plan, tmp_path)
-        record_property("chaos", (plan, head.done, head.judge))
         try:
             head.run()
         except Finding:
@@ -52,7 +49,6 @@ def test_schedule(
     if plan.engine == "ray":  # shared by the fleets of this process; heads have their own
         request.getfixturevalue("ray_cluster")
     world = FleetWorld(plan, tmp_path)
-    record_property("chaos", (plan, world.done, world.judge))
     try:
         world.run()
     except BaseException:

@@ -1,4 +1,4 @@
-"""A small disk of its own for one schedule: it fills up, hangs for a while, and is freed."""
+"""A small disk of its own for one schedule: it fills up, and is freed."""
 
 import subprocess
 from contextlib import suppress
@@ -16,7 +16,6 @@ class SmallDisk:
         self._image = folder.with_name(f"{folder.name}.img")
         self.is_there = self._mount()
         """False: this process may not mount one."""
-        self._is_frozen = False
 
     def _mount(self) -> bool:
         with self._image.open("wb") as file:
@@ -33,19 +32,8 @@ class SmallDisk:
     def free(self) -> None:
         self._ballast.unlink(missing_ok=True)
 
-    def freeze(self) -> None:
-        """Every write waits, where no signal reaches it, as on a file server that does not answer."""
-        self._is_frozen = _did("fsfreeze", "--freeze", str(self._folder))
-
-    def thaw(self) -> None:
-        """May be called twice."""
-        if self._is_frozen:
-            self._is_frozen = False
-            _did("fsfreeze", "--unfreeze", str(self._folder))
-
     def close(self) -> None:
         """May be called twice."""
-        self.thaw()
         if self.is_there:
             self.is_there = False
             _did("umount", "--lazy", str(self._folder))

@@ -229,17 +229,6 @@ class FleetWorld(World):
     def _size(self) -> int:
         return sum(worker.name.startswith("cpu-") for worker in self._call("stats()", self.fleet.stats).workers) or 1
 
-    def _slow_disk(self, amount: float) -> None:
-        """No byte gets onto the disk for a while; frozen workers are found out meanwhile."""
-        assert self._disk is not None
-        self._disk.freeze()
-        try:
-            self._publish(amount)
-            time.sleep(0.5 + 2 * amount)
-            self.check()
-        finally:
-            self._disk.thaw()
-
     def _fill_disk(self, amount: float) -> None:
         """The fleet ends with a sentence about it, and a new one goes on with what is durable."""
         assert self._disk is not None

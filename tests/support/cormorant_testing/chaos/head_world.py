@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -224,8 +223,6 @@ class HeadWorld(World):
     def close(self) -> None:
         self._is_away = True
         self._thaw()
-        if self._disk is not None:
-            self._disk.thaw()
         self._open.close()
         for consumer in self._consumers:
             consumer.is_closed = True
@@ -326,16 +323,6 @@ class HeadWorld(World):
         time.sleep(amount)
         eater.kill()
 
-    def _freeze_eater(self, amount: float) -> None:
-        """A consumer takes batches, is frozen for longer than it may be, and is killed."""
-        eater = self._start_eater()
-        eater.send_signal(signal.SIGSTOP)
-        time.sleep(ACK_WITHIN_S * (1 + amount))
-        if amount > 0.5:
-            eater.send_signal(signal.SIGCONT)
-            time.sleep(amount)
-        eater.kill()
-
     def _start_eater(self) -> "subprocess.Popen[str]":
         memory = "auto" if self._plan.maps else "never"
         url = f"http://127.0.0.1:{self._ports[0]}"
@@ -348,16 +335,6 @@ class HeadWorld(World):
         within(self._calm_s, "a consumer's first batch", eater.stdout.readline)
         return eater
 
-    def _dribble(self, amount: float) -> None:
-        """Bodies that come byte by byte and break off."""
-        for port, line in ((self._ports[0], "POST /v1/pauses"), (self._ports[1], f"PUT {WEIGHTS}")):
-            head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
-            with suppress(OSError), socket.create_connection(("127.0.0.1", port), LIMIT_S) as link:
-                link.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n".encode())
-                for _ in range(1 + int(10 * amount)):
-                    link.sendall(b"{")
-                    time.sleep(0.1)
-
     def _freeze_head(self, amount: float) -> None:
         """The head is frozen; it blames no worker for it."""
         self.head.process.send_signal(signal.SIGSTOP)
@@ -369,18 +346,6 @@ class HeadWorld(World):
         self._is_away = self.judge.may_miss = True
         self.head.kill()
         self._start_head()
-
-    def _slow_disk(self, amount: float) -> None:
-        """No byte gets onto the disk for a while, and weights come meanwhile."""
-        assert self._disk is not None
-        self._disk.freeze()
-        thaw = threading.Timer(0.5 + 4 * amount, self._disk.thaw)
-        thaw.start()
-        try:
-            self._publish(amount)
-            self.check()
-        finally:
-            thaw.join()
 
     def _fill_disk(self, amount: float) -> None:
         assert self._disk is not None

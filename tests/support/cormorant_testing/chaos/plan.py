@@ -20,19 +20,18 @@ _FLEET_THEMES: dict[str, dict[str, int]] = {
     "states": {"save": 3, "restore": 3, "publish": 2, "kill": 2, "seed": 1, "slow": 1, "pause": 1},
     "moves": {"move": 2, "save": 1, "restore": 1, "kill": 2, "publish": 2, "resize": 1},
     "sizes": {"resize": 5, "kill": 2, "publish": 2, "pause": 2, "slow": 1, "seed": 1},
-    "disk": {"fill disk": 2, "slow disk": 4, "kill": 2, "publish": 2, "resize": 1, "pause": 1, "freeze": 1},
+    "disk": {"fill disk": 2, "kill": 2, "publish": 2, "resize": 1, "pause": 1, "freeze": 1},
 }  # fmt: skip
 _HEAD_THEMES: dict[str, dict[str, int]] = {
     "mixed": {"publish": 4, "burst": 1, "lease": 2, "resize": 2, "kill": 2, "freeze": 1, "thaw": 1, "save": 1,
-              "restore": 1, "seed": 1, "hold": 1, "eater": 1, "kill head": 1, "freeze head": 1, "fill disk": 1,
-              "slow disk": 1, "dribble": 1},
+              "restore": 1, "seed": 1, "hold": 1, "eater": 1, "kill head": 1, "freeze head": 1, "fill disk": 1},
     "frozen": {"freeze": 3, "freeze head": 2, "burst": 3, "lease": 3, "thaw": 2, "publish": 1},
     "leases": {"freeze": 2, "lease": 5, "thaw": 1, "publish": 2, "kill": 1, "resize": 1},
-    "consumers": {"hold": 4, "eater": 2, "freeze eater": 2, "dribble": 1, "publish": 2, "kill": 1, "resize": 1,
+    "consumers": {"hold": 4, "eater": 2, "publish": 2, "kill": 1, "resize": 1,
                   "lease": 1},
     "heads": {"kill head": 2, "cycle": 4, "publish": 2, "save": 1},
     "states": {"save": 3, "restore": 3, "kill": 1, "publish": 2, "seed": 1, "hold": 1},
-    "disk": {"fill disk": 3, "slow disk": 3, "publish": 3, "kill": 1, "lease": 1, "resize": 1, "kill head": 1},
+    "disk": {"fill disk": 3, "publish": 3, "kill": 1, "lease": 1, "resize": 1, "kill head": 1},
 }  # fmt: skip
 
 

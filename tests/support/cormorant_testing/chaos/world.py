@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections import Counter
 from contextlib import suppress
 from typing import Any
 
@@ -35,8 +34,6 @@ class World:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._calm_s = CALM_S[plan.engine]
-        self.done: Counter[str] = Counter()
-        """What happened, and how often."""
         self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
         self._version = 0
         self._saved = b""
@@ -55,10 +52,9 @@ class World:
         for step in self._plan.steps:
             time.sleep(step.after_s)
             self.check()
-            if step.what.endswith(" disk") and (self._disk is None or not self._disk.is_there):
+            if step.what == "fill disk" and (self._disk is None or not self._disk.is_there):
                 continue
             with suppress(*self.refusals):
-                self.done[step.what] += 1
                 getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
         self._calm()
         self._end()
