@@ -1,9 +1,7 @@
 """Open files of a fleet's process: the limit is raised as far as it may be, and said where it may not."""
 
-import os
 import resource
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -27,20 +25,11 @@ def _limits_as_before() -> Iterator[None]:
 def test_soft_file_limit_is_raised_and_never_lowered() -> None:
     raise_file_limit(40, each=9)
     raised = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # The tests before this one may have left more than 192 files open.
-    assert 40 * 9 + 256 <= raised[0] <= 1024
+    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
+    assert raised[0] >= min(HARD if HARD != resource.RLIM_INFINITY else 1 << 62, 40 * 9 + 256 + num_open - 2)
     assert raised[1] == HARD
     raise_file_limit(10, each=9)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == raised
-
-
-def test_program_with_many_open_files_keeps_its_share() -> None:
-    with ExitStack() as stack:
-        # The tests before this one may have left more than 250 files open, where the limit is 512.
-        for _ in range(300 - sum(1 for _ in Path("/proc/self/fd").iterdir())):
-            stack.enter_context(Path(os.devnull).open("rb"))
-        raise_file_limit(50, each=9)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 250 + 50 * 9 + 64
 
 
 @pytest.mark.skipif(HARD == resource.RLIM_INFINITY, reason="this process may open any number of files")

@@ -33,19 +33,6 @@ def test_a_store_without_room_is_refused_with_figures() -> None:
     assert blocks.limit == 3
 
 
-def test_fleets_of_one_process_share_the_object_store() -> None:
-    size = LAYOUT.size_bytes
-    first = RayBlockPool(LAYOUT, 10, store_bytes=20 * size)
-    second = RayBlockPool(LAYOUT, 100, store_bytes=20 * size)
-    assert (first.limit, second.limit) == (10, 8)
-    with pytest.raises(FleetError, match=rf"left \({18 * size:,} bytes are theirs\)"):
-        RayBlockPool(LAYOUT, 5, store_bytes=20 * size).resize(5, at_least=5)
-    first.close()
-    second.resize(100, at_least=9)
-    assert second.limit == 16
-    second.close()
-
-
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
     block_index, memory = blocks.lend(pid=7)

@@ -2,9 +2,7 @@
 `SharedBlockPool`.
 """
 
-import threading
 from collections.abc import Mapping
-from weakref import WeakSet
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
@@ -13,10 +11,6 @@ from cormorant_worker.spaces import Array, writable
 
 _USABLE = 0.8
 """Share of the object store: the rest is for weights and for objects that are being freed."""
-_lock = threading.Lock()
-"""Guards `_pools` and their limits."""
-_pools: "WeakSet[RayBlockPool]" = WeakSet()
-"""Those of this process, which is connected to one cluster at a time: its fleets share that one's object store."""
 
 
 class RayBlockPool:
@@ -32,18 +26,14 @@ class RayBlockPool:
 
     def resize(self, limit: int, *, at_least: int) -> None:
         size_bytes = self._layout.size_bytes
-        with _lock:
-            taken = sum(pool.limit * pool._layout.size_bytes for pool in _pools if pool is not self)
-            most = int(_USABLE * (self._store_bytes - taken)) // size_bytes
-            if most < at_least:
-                others = f" that other fleets of this process left ({taken:,} bytes are theirs)" if taken else ""
-                raise FleetError(
-                    f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
-                    f"and {at_least} of them must fit into {_USABLE:.0%} of it{others}; give it more memory "
-                    "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
-                )
-            self.limit = min(limit, most)
-            _pools.add(self)
+        most = int(_USABLE * self._store_bytes) // size_bytes
+        if most < at_least:
+            raise FleetError(
+                f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
+                f"and {at_least} of them must fit into {_USABLE:.0%} of it; give it more memory "
+                "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+            )
+        self.limit = min(limit, most)
 
     @property
     def room(self) -> int:
@@ -77,6 +67,4 @@ class RayBlockPool:
         return None  # the object store's memory is Ray's
 
     def close(self) -> None:
-        with _lock:
-            _pools.discard(self)
         self._lent.clear()

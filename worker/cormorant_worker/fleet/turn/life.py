@@ -31,8 +31,6 @@ _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
 _OTHER_FILES = 256
 """File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
-_SPARE_FILES = 64
-"""What a program with more open files may still open."""
 _DURABLE_S = 1.0
 """Between two looks at the manifest of a worker that was killed."""
 _POD_ENDS_S = 10.0
@@ -429,9 +427,8 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
             f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHER_FILES}), this process may "
             f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHER_FILES) // each):,} workers"
         )
-    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
     num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    wanted = min(most, max(needed, num_workers * each + num_open + _SPARE_FILES))
+    wanted = min(most, needed + num_open)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
         log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
