@@ -123,13 +123,13 @@ def test_documented_methods_take_what_their_examples_give() -> None:
         collector.update_policy_weights_(weights=weights_td, model_id="actor")
         collector.update_policy_weights_(policy=actor_module, model_id="actor")
         collector.update_policy_weights_(weights_dict={"actor": actor_weights, "critic": critic_weights})
-        assert collector.policy_version == 5
+        assert collector.stats()["policy_version"] == 5
         collector.receive_weights()
         collector.receive_weights(trained_policy)
         collector.receive_weights(weights_tensordict)
         collector.receive_weights(weights=weights_td)
         collector.receive_weights(policy=trained_policy)
-        assert collector.policy_version == 10
+        assert collector.stats()["policy_version"] == 10
         collector.register_scheme_receiver({"policy": Scheme()}, synchronize_weights=False)
         connection_info_ref = torch.zeros(1)
         found = collector.cascade_execute(

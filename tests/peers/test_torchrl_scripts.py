@@ -16,7 +16,7 @@ from torch import nn
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
 from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, TensorDictReplayBuffer
-from torchrl.envs import ExcludeTransform, GymEnv, SerialEnv, StepCounter, TransformedEnv, UnaryTransform
+from torchrl.envs import ExcludeTransform, GymEnv, StepCounter, TransformedEnv, UnaryTransform
 from torchrl.modules import GRUModule, RandomPolicy
 from torchrl.testing.mocking_classes import (
     EnvWithDynamicSpec,
@@ -37,31 +37,11 @@ def pendulum() -> GymEnv:
 
 
 def test_a_random_policy_draws_from_its_own_spec() -> None:
-    narrow = Bounded(-0.5, 0.25, shape=(1,))
-    for make, spec in (
-        (pendulum, narrow),
-        (lambda: SerialEnv(2, pendulum), narrow),
-        (lambda: SerialEnv(2, pendulum), narrow.expand(2, 1)),
-    ):
-        with Collector(make, RandomPolicy(spec), frames_per_batch=400) as collector:
-            batch = next(iter(collector))
-        actions = batch["action"]
-        assert -0.5 <= float(actions.min()) < -0.45
-        assert 0.2 < float(actions.max()) <= 0.25
-
-
-def test_a_random_policy_of_the_environments_spec_is_the_collectors() -> None:
-    env = pendulum()
-    for policy in (RandomPolicy(), RandomPolicy(env.action_spec), RandomPolicy(env.full_action_spec)):
-        with Collector(env, policy, frames_per_batch=100) as collector:
-            batch = next(iter(collector))
-        assert batch["collector", "policy_version"].unique().tolist() == [-1]
-        assert float(batch["action"].abs().max()) > 1.5
-        assert policy.action_spec is not None
-    with MultiSyncCollector(
-        [pendulum, pendulum], RandomPolicy(Bounded(0, 1, shape=(1,))), frames_per_batch=100
-    ) as both:
-        assert 0 <= float(next(iter(both))["action"].min()) < 0.2
+    for policy, low, high in ((RandomPolicy(Bounded(-0.5, 0.25, shape=(1,))), -0.5, 0.25), (RandomPolicy(), -2, 2)):
+        with Collector(pendulum, policy, frames_per_batch=400) as collector:
+            actions = next(iter(collector))["action"]
+        assert low <= float(actions.min()) < low * 0.9
+        assert high * 0.8 < float(actions.max()) <= high
 
 
 @pytest.mark.parametrize("registers", [None, True, False])
@@ -116,30 +96,13 @@ def test_nested_keys_are_torchrls_frame_by_frame(make: Any) -> None:
             assert not has_said or all(found[group].shape == expected[group].shape for group in groups)
 
 
-def test_random_policies_of_several_actions() -> None:
-    env = MultiKeyCountingEnv(batch_size=(2,))
-    narrow = env.full_action_spec_unbatched.clone()
-    narrow["nested_2", "azione"] = Bounded(-0.5, 0.25, shape=(2, 1))
-    for policy, version in ((RandomPolicy(), -1), (RandomPolicy(env.full_action_spec), -1), (RandomPolicy(narrow), 0)):
-        with Collector(env, policy, frames_per_batch=400) as collector:
-            batch = next(iter(collector))
-        assert batch["collector", "policy_version"].unique().tolist() == [version]
-        assert bool((batch["action"].sum(-1) == 1).all())
-        assert batch["nested_1", "action"].float().mean() == pytest.approx(0.5, abs=0.1)
-        if version == 0:
-            assert 0.2 < float(batch["nested_2", "azione"].max()) <= 0.25
-    with pytest.raises(EnvBuildError, match=r"the RandomPolicy has no spec for nested_1.action, nested_2.azione; give"):
-        Collector(env, RandomPolicy(env.full_action_spec["action"]), frames_per_batch=10)
-
-
 def test_what_groups_of_agents_cannot_have_is_refused() -> None:
     with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1\] changes its size; pad it in the environment"):
         Collector(HeterogeneousCountingEnv(), frames_per_batch=10)
     with pytest.raises(EnvBuildError, match=r"one-hot vectors of shape \[3, 4\] cannot be collected; make the actions"):
         space_of(OneHot(4, shape=(2, 3, 4)), 1)
-    for option in ({"max_frames_per_traj": 3}, {"set_truncated": True}):
-        with pytest.raises(ValueError, match=r"do not reach data.done, a flag of a group of agents; let the envi"):
-            Collector(NestedCountingEnv(), frames_per_batch=10, **option)
+    with pytest.raises(ValueError, match=r"does not reach data.done, a flag of a group of agents; let the envi"):
+        Collector(NestedCountingEnv(), frames_per_batch=10, max_frames_per_traj=3)
 
 
 def test_non_tensors_and_changing_shapes_are_refused() -> None:
@@ -185,4 +148,4 @@ def test_torchrls_trainer_trains_on_our_collector() -> None:
     trainer.train()
     assert trainer.collected_frames == 300
     assert len(buffer) == 300
-    assert collector.policy_version == 6
+    assert collector.stats()["policy_version"] == 6

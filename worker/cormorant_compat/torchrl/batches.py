@@ -19,7 +19,6 @@ from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_ma
 from cormorant_worker.collect.block import Block, Layout
 
 _IDS = ("collector", "traj_ids")
-_VERSION = ("collector", "policy_version")
 _MASK = ("collector", "mask")
 FLAGS = ("done", "terminated", "truncated")
 REWARDS = "_rewards"
@@ -66,7 +65,7 @@ def refuse_flags_of_groups(layout: Layout) -> None:
         # Gymnasium's observations lie below "observation".
         if leaf.key[-1] == "done" and leaf.key[:-1] not in ((), ("observation",)):
             raise ValueError(
-                f"max_frames_per_traj and set_truncated do not reach {'.'.join(leaf.key)}, a flag of a group of "
+                f"max_frames_per_traj does not reach {'.'.join(leaf.key)}, a flag of a group of "
                 "agents; let the environment cut its trajectories (torchrl.envs.StepCounter)"
             )
 
@@ -75,21 +74,6 @@ def mark_padding(batch: TensorDictBase) -> None:
     """Padding has trajectory id -1, as TorchRL's has; in place."""
     if _MASK in batch.keys(True):
         batch[_IDS].masked_fill_(~batch[_MASK], -1)
-
-
-def track(batch: TensorDictBase, *, ids: bool, versions: bool) -> None:
-    """Write the policy version to TorchRL's keys, `policy_version` and `("next", "policy_version")`, and remove
-    trajectory ids (and versions that are not requested), but not the mask. In place.
-    """
-    if versions:
-        batch["policy_version"] = batch["next", "policy_version"] = batch[_VERSION]
-    if ids:
-        return
-    del batch[_IDS]
-    if not versions:
-        del batch[_VERSION]
-    if not batch["collector"].keys():
-        del batch["collector"]
 
 
 class StepCounts:
@@ -188,24 +172,11 @@ def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
     buffer.extend(batch if num_dims > 1 else frames_of(batch))
 
 
-def truncate_last(batch: TensorDictBase) -> None:
-    """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
-    following = batch["next"]
-    rows, steps = batch.shape
-    last = torch.full((rows,), steps - 1)
-    if _MASK in batch.keys(True):
-        last = (batch[_MASK].sum(-1) - 1).clamp_min(0)
-    at = torch.arange(rows), last
-    following["truncated"][at] |= ~following["terminated"][at]
-    following["done"][at] = True
-
-
 class StoreInBuffer:
     """Called in the worker with each batch; does with it what the collector would do here. Pickled for it."""
 
     def __init__(self, settings: CollectorSettings) -> None:
         self._buffer = settings.replay_buffer
-        self._truncates = settings.set_truncated
         self._splits = settings.split_trajs
         self._postproc = settings.postproc
         self._is_compact = settings.compact_obs
@@ -214,8 +185,6 @@ class StoreInBuffer:
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)
         add_torchrls(batch, self._counts, range(len(batch)), is_compact=self._is_compact)
-        if self._truncates:
-            truncate_last(batch)
         if self._splits:
             batch = split_trajectories(batch)
         extend_buffer(self._buffer, batch if self._postproc is None else self._postproc(batch))

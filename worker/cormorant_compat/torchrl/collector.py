@@ -18,14 +18,13 @@ from cormorant_compat.arguments import Policy
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.distant import ReachesWorkers
 from cormorant_compat.torchrl.free_running import FreeRunning
-from cormorant_compat.torchrl.makers import place_envs, policy_maker
+from cormorant_compat.torchrl.makers import Calls, place_envs
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
 from cormorant_compat.torchrl.policy import (
     Number,
     Weights,
     WeightUpdater,
     as_policy,
-    check_has_weights,
     on_cpu,
     read_weights,
 )
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.transport import Engine
 
+_START_S = 300.0
 _STOP_S = 10.0
 
 Batch: TypeAlias = TensorDictBase | None
@@ -75,8 +75,6 @@ class FleetCollector(ReachesWorkers):
             WorkerFailed: a collector cannot start; says why.
         """
         self._plan, self._settings = plan, plan.settings
-        if plan.settings.update_at_each_batch:
-            check_has_weights(plan.policy, "update_at_each_batch")
         self.policy: Policy | None = plan.policy
         """The policy as it was given, whose weights are published where none are named."""
         self.pre_collect_hook: Hook | None = plan.settings.pre_collect_hook
@@ -103,7 +101,6 @@ class FleetCollector(ReachesWorkers):
         self.requested_frames_per_batch = plan.settings.frames_per_batch
         self.init_random_frames = limit(plan.settings.init_random_frames)
         self.replay_buffer = plan.settings.replay_buffer
-        self.worker_idx = plan.settings.worker_idx
         self.postproc: Hook | None = plan.settings.postproc
         """Called with each batch; may be exchanged."""
         self._frames = self._iterations = 0
@@ -117,7 +114,7 @@ class FleetCollector(ReachesWorkers):
         self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
         self.fleet: WorkerFleet = self._open(plan.job(), made)
         """The fleet itself: its state, statistics and events."""
-        if self._counts is not None or settings.set_truncated:
+        if self._counts is not None:
             try:
                 batches.refuse_flags_of_groups(self.fleet.layout)
             except BaseException:
@@ -137,7 +134,7 @@ class FleetCollector(ReachesWorkers):
             whole_rows=True,
             # Nothing is collected before it is asked for: a seed, weights or a state that come first rule it.
             starts_paused=True,
-            startup_timeout_s=self._settings.startup_timeout_s,
+            startup_timeout_s=_START_S,
         )
         return owned(WorkerFleet(job, options, engine=self._connect()), self)
 
@@ -156,7 +153,7 @@ class FleetCollector(ReachesWorkers):
             WorkerOverrides(
                 envs=self._plan.makers[i],
                 policy=None if factories[i] is not None else on_cpu(self._policy),
-                policy_factory=policy_maker(self.policy, factories[i], is_trusted=is_trusted),
+                policy_factory=None if factories[i] is None else Calls(factories[i], is_trusted=is_trusted),
                 takes_spaces=True,
                 settings=overrides[i],
                 on_batch=store,
@@ -188,8 +185,6 @@ class FleetCollector(ReachesWorkers):
             raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
         if self._pool is not None:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
-        if self._settings.preemptive_threshold not in (None, 1):
-            raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
         return -(-total // self.frames_per_batch)  # noqa: PLE0303  # both are at least 1
 
     @property
@@ -225,7 +220,6 @@ class FleetCollector(ReachesWorkers):
     def _begin(self) -> Loan | None:
         if self.pre_collect_hook is not None and not 0 < limit(self._settings.total_frames) <= self._frames:
             self.pre_collect_hook()
-        self._update()
         if self._taken is not None:
             self._taken.release()
         if not self._has_begun:
@@ -241,8 +235,6 @@ class FleetCollector(ReachesWorkers):
 
     def _deliver(self, loan: Loan) -> TensorDictBase:
         batch = self._frames_of(loan)
-        if self._settings.set_truncated:
-            batches.truncate_last(batch)
         if self._settings.split_trajs:
             return self._processed(self._place(split_trajectories(batch), loan))
         batches.mark_padding(batch)
@@ -252,13 +244,9 @@ class FleetCollector(ReachesWorkers):
         shape = [size for size, is_there in ((workers, is_stacked), (envs, envs > 1)) if is_there]
         shaped = batch.reshape(*shape, steps)
         shaped.names = [None] * len(shape) + ["time"]
-        cat = self._settings.cat_results
-        if isinstance(cat, int) and is_stacked:
-            shaped = torch.cat(list(shaped.unbind(0)), cat)
         return self._processed(self._place(shaped, loan))
 
     def _processed(self, batch: TensorDictBase) -> TensorDictBase:
-        batches.track(batch, ids=self._settings.track_traj_ids, versions=bool(self._settings.track_policy_version))
         return batch if self.postproc is None else self.postproc(batch)
 
     def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
@@ -268,10 +256,6 @@ class FleetCollector(ReachesWorkers):
             return (batch,)
         batches.extend_buffer(self._settings.replay_buffer, batch)
         return (None,)
-
-    def _update(self) -> None:
-        if self._settings.update_at_each_batch:
-            self.update_policy_weights_()
 
     def _frames_of(self, loan: Loan) -> TensorDictBase:
         """`[R, T]`, contiguous in memory of its own as TorchRL's, with root flags and counts of steps."""
@@ -342,10 +326,6 @@ class FleetCollector(ReachesWorkers):
             by_model = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in by_model.items()}
         return self._publish(found, worker_ids)
-
-    def increment_version(self) -> None:
-        """Publish the policy's weights as they are, under the next version."""
-        self.update_policy_weights_()
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> WorkerReceipts:
         receipt: WorkerReceipts = self.fleet.publish(
@@ -462,25 +442,12 @@ class FleetCollector(ReachesWorkers):
         }
         return sizes | ({} if workers == "per_worker" else general) | ({} if workers == "aggregate" else each)
 
-    @property
-    def policy_version(self) -> int:
-        """The newest version of the policy's weights that was published."""
-        version: int = self.fleet.stats().version
-        return version
-
     # -- running free, the end ---------------------------------------------------------------------------------
 
     @property
     def total_frames(self) -> float:
         """Total number of frames; infinite without a limit."""
         return limit(self._settings.total_frames) or float("inf")
-
-    def fake_tensordict(self) -> TensorDictBase:
-        """Only `Collector` has it, as in TorchRL."""
-        raise NotImplementedError(f"fake_tensordict is not implemented by {type(self).__name__}; ask a Collector")
-
-    def getattr_rb(self, attr: str) -> Any:
-        return getattr(self._settings.replay_buffer, attr)
 
     def start(self) -> None:
         """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`. Raises

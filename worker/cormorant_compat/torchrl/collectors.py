@@ -15,10 +15,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, Unpack, cast
 
 import torch
-from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
-from cormorant_compat.torchrl.batches import StepCounts
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
@@ -153,15 +151,6 @@ class Collector(FleetCollector):
             )
         return [execute(self, method_name, *given, **named) for given, named in zip(arguments, keywords, strict=True)]
 
-    def fake_tensordict(self) -> TensorDictBase:
-        """A batch of zeros in the shape of the next batch. Steps nothing, and calls no hook."""
-        counts = self._counts
-        self._counts = None if counts is None else StepCounts()
-        try:
-            return self._deliver(self.fleet.blank())
-        finally:
-            self._counts = counts
-
     def reset(self) -> None:
         self.fleet.restart()
         self._forget_episodes()
@@ -175,15 +164,14 @@ class _MultiCollector(FleetCollector):
         create_env_fn: "Environment | Sequence[Environment]",
         policy: "Policy | None" = None,
         *,
-        frames_per_batch: int | Sequence[int],
+        frames_per_batch: int,
         num_workers: int | None = None,
         create_env_kwargs: "Keywords | None" = None,
         **kwargs: Unpack[LocalKeywords],
     ) -> None:
         """Start the collectors and wait until each has its first observation.
 
-        `frames_per_batch` is of all collectors together (sync), or of each (async); a list adds up, and in sync mode
-        its numbers must be equal.
+        `frames_per_batch` is of all collectors together (sync), or of each (async).
 
         Raises:
             ValueError, TypeError: invalid arguments; before anything starts.
@@ -191,13 +179,6 @@ class _MultiCollector(FleetCollector):
         """
         count = count_collectors(create_env_fn, num_workers, "num_workers")
         makers = share_out(create_env_fn, create_env_kwargs, 1, count)
-        if isinstance(frames_per_batch, list | tuple):
-            if len(frames_per_batch) != len(makers) or (self.mode == "sync" and len(set(frames_per_batch)) != 1):
-                raise ValueError(
-                    f"frames_per_batch {list(frames_per_batch)} for {len(makers)} collectors: the batches of a fleet "
-                    "have one layout; give one number for all, or equal ones"
-                )
-            frames_per_batch = sum(frames_per_batch)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
         settings = read_settings(given, num_collectors=len(makers))
         super().__init__(

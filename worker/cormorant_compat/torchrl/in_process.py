@@ -65,14 +65,12 @@ class InProcessFleet:
             except Stopped:
                 raise FleetClosed("the collector was shut down in the middle of a batch") from None
         self._frames += filled.num_frames
-        return _lend(self._block, filled.num_frames, filled.version)
-
-    def blank(self) -> Loan:
-        """A whole batch of zeros. Nothing is stepped."""
-        block = Block(self.layout)
-        block.begin(self._steps)
-        block.lengths[:] = self._steps
-        return _lend(block, self._steps * self._collector.num_envs, 0)
+        return Loan(
+            (LoanPart(worker=_NAME, attempt=0, block=self._block, memory=None),),
+            num_frames=filled.num_frames,
+            min_version=filled.version,
+            max_version=filled.version,
+        )
 
     def publish(
         self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()
@@ -150,15 +148,6 @@ class InProcessFleet:
         self._collector.close()
         if has_ended:
             self._filling.release()
-
-
-def _lend(block: Block, num_frames: int, version: int) -> Loan:
-    return Loan(
-        (LoanPart(worker=_NAME, attempt=0, block=block, memory=None),),
-        num_frames=num_frames,
-        min_version=version,
-        max_version=version,
-    )
 
 
 @contextmanager

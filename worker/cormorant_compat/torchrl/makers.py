@@ -60,14 +60,9 @@ class Calls:
         self._is_trusted = is_trusted
 
     def __call__(self, observation: Any, action: Any) -> Any:
-        from cormorant_compat.torchrl.policy import as_policy, is_random_policy
+        from cormorant_compat.torchrl.policy import as_policy
 
-        made = self._factory()
-        if is_random_policy(made):
-            from cormorant_compat.torchrl.specs import random_policy
-
-            return random_policy(made, action)
-        return as_policy(made, is_trusted=self._is_trusted)
+        return as_policy(self._factory(), is_trusted=self._is_trusted)
 
 
 def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
@@ -139,15 +134,6 @@ def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
     for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
         for maker in own:
             maker.device = device
-
-
-def policy_maker(policy: Any, factory: Callable[[], Any] | None, *, is_trusted: bool) -> Calls | None:
-    """What makes a collector's policy from its spaces; None where it is sent as it is."""
-    from cormorant_compat.torchrl.policy import is_random_policy
-
-    if factory is None and is_random_policy(policy):
-        return Calls(lambda: policy, is_trusted=is_trusted)
-    return None if factory is None else Calls(factory, is_trusted=is_trusted)
 
 
 def is_env(value: object) -> bool:

@@ -50,8 +50,6 @@ class CollectionPlan:
         if self.mode == "sync":
             # Nothing is stepped between two batches: the next one is collected with what was learned from this one.
             collection["weights"] = {"maxStaleness": 0}
-            if settings.preemptive_threshold is not None:
-                collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / self.num_collectors)
         # Stands for the makers, which travel beside the job.
         gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
         return script_job(
@@ -65,7 +63,6 @@ class CollectionPlan:
                 "collection": collection,
                 "output": {"queue": {"capacityBatches": 1}},
                 "replicas": self.num_collectors,
-                "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
             }
         )
 

@@ -57,12 +57,12 @@ class OnTensorDicts(TensorDictModuleBase):
 
 
 def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
-    """Read a policy as TorchRL's collectors do: None and TorchRL's RandomPolicy mean random actions. A TensorDictModule
-    reads and writes keys. Any other module or callable takes the observation and returns the action, unless its only
-    argument is named `tensordict` or `td`, or is said to be a TensorDict, or `is_trusted` (`trust_policy`) says so. A
-    mapping names several modules, of which "policy" acts.
+    """Read a policy as TorchRL's collectors do: None, or a RandomPolicy without a spec, means random actions. A
+    TensorDictModule reads and writes keys. Any other module or callable takes the observation and returns the action,
+    unless its only argument is named `tensordict` or `td`, or is said to be a TensorDict, or `is_trusted`
+    (`trust_policy`) says so. A mapping names several modules, of which "policy" acts.
     """
-    if policy is None or is_random_policy(policy):
+    if policy is None or (type(policy).__name__ == "RandomPolicy" and policy.action_spec is None):
         return None
     if isinstance(policy, TensorDictModuleBase) and not policy.state_dict():
         return OnTensorDicts(policy)  # no weights: written by hand
@@ -73,11 +73,6 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     if is_trusted or _takes_tensordict(policy):
         return OnTensorDicts(policy)
     return policy
-
-
-def is_random_policy(policy: Any) -> bool:
-    """TorchRL's own: it has no weights, and its actions come from a spec (`specs.random_policy`)."""
-    return type(policy).__name__ == "RandomPolicy"
 
 
 def check_has_weights(policy: Any, wish: str) -> None:

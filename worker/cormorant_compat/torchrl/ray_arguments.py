@@ -21,12 +21,12 @@ _CLASSES = (
 )  # fmt: skip
 _CLASS_NAMES = ("single", "sync", "async")
 _COLLECTING = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
-_SHARED = ("split_trajs", "postproc", "set_truncated", "trust_policy")
+_SHARED = ("split_trajs", "postproc", "trust_policy")
 """Settings that must be equal where several collectors have them."""
 _DEVICES = ("device", "storing_device", "policy_device", "env_device")
-OWN_WHEN_ADDED = (*_COLLECTING, *_DEVICES)
+OWN_WHEN_ADDED = (*_COLLECTING, "device", "policy_device", "env_device")
 """Settings that collectors may have of their own; those that join others take the others' way for batches."""
-OWN = (*OWN_WHEN_ADDED, *_SHARED)
+OWN = (*_COLLECTING, *_DEVICES, *_SHARED)
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
 

@@ -12,10 +12,10 @@ from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag
 from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
-from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs, policy_maker
+from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs
 from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, check_has_weights, on_cpu
-from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, devices_of, read_settings, storing_devices
+from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, devices_of, read_settings
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
@@ -187,21 +187,13 @@ class RayCollector(FleetCollector):
             for name in ("policy_device", "device")
         )
         place_envs(makers, taken.get("env_device"))
-        stored = (self._storing[-1],) * count
-        if not self._extends_in_workers and (taken.get("storing_device") or taken.get("device")):
-            stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
-            if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
-                raise ValueError(
-                    f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, "
-                    "and their batches are stacked; leave it out"
-                )
         usual, before = self._usual, self.num_collectors
         added = [
             replace(
                 usual,
                 envs=makers[i],
                 policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
-                policy_factory=usual.policy_factory if policy is None else policy_maker(policy, None, is_trusted=False),
+                policy_factory=usual.policy_factory if policy is None else None,
                 settings=overrides[i],
                 device=devices[i] or general[i] or usual.device,
             )
@@ -211,7 +203,6 @@ class RayCollector(FleetCollector):
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        self._storing += stored
         own = self._plan.overrides or ({},) * before
         self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
         self.fleet.resize(self.num_collectors)
@@ -219,6 +210,7 @@ class RayCollector(FleetCollector):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Loan | None:
+        self._update()
         loan = super()._begin()
         if loan is not None:
             self._last = tuple(part.worker for part in loan.parts)
@@ -228,7 +220,6 @@ class RayCollector(FleetCollector):
     # -- weights -----------------------------------------------------------------------------------------------
 
     def _update(self) -> None:
-        super()._update()
         last, self._last = self._last, ()
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Required, TypedDict
 import torch
 
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
-from cormorant_contract.base import COUNT_MAX, INT32_MAX
+from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import MAIN_MODEL
@@ -21,14 +21,22 @@ MEANINGLESS = (
 are carried for them in any case, and buffers are extended once per batch."""
 
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "cat_results": (None, "stack"),
     "collector_class": (None,),
     "compile_policy": (None, False),
     "cudagraph_policy": (None, False),
     "init_fn": (None,),
     "interruptor": (None,),
+    "preemptive_threshold": (None, 1),
+    "reset_when_done": (True,),
+    "set_truncated": (False,),
+    "track_policy_version": (None, False),
+    "track_traj_ids": (True,),
     "trajs_per_write": (None,),
+    "update_at_each_batch": (False,),
     "weight_recv_schemes": (None, {}),
     "weight_updater": (None,),
+    "worker_idx": (None,),
 }
 """Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
 
@@ -51,8 +59,6 @@ class CollectorSettings:
     """The first frames, over all collectors, have random actions; None, 0 or less: none."""
     reset_at_each_iter: bool = False
     """Begin every batch with new episodes."""
-    reset_when_done: bool = True
-    """Environments are always reset where an episode ends."""
     split_trajs: bool | None = False
     """Give trajectories as padded rows with `("collector", "mask")`."""
     postproc: Hook | None = None
@@ -69,19 +75,12 @@ class CollectorSettings:
     environments step on the CPU."""
     policy_device: "Devices | None" = None
     """Torch device of the policies alone."""
-    update_at_each_batch: bool = False
-    """Publish the policy's weights before each batch."""
-    preemptive_threshold: float | None = None
-    """Share of the collectors whose batches must be complete before the others hand over what they have (sync);
-    0: one."""
     trajs_per_batch: int | None = None
     """Hand out batches of so many whole episodes, `[N, longest]`, padded, with `("collector", "mask")`."""
     traj_format: Literal["padded", "cat"] | None = None
     """"cat": episodes of `trajs_per_batch` one after the other, `[frames]`."""
     compact_obs: bool = False
     """Leave observations and states out of `next`: the next frame has them, unless a trajectory ended."""
-    set_truncated: bool = False
-    """Mark the last frame of each row truncated, unless it terminated."""
     replay_buffer: Extendable | None = None
     """Extended with each batch, `[environments, time]` where its storage has two dimensions, else with single frames;
     iteration gives None."""
@@ -89,28 +88,16 @@ class CollectorSettings:
     """Called without arguments before each batch is waited for."""
     post_collect_hook: Hook | None = None
     """Called with each batch before it is handed out."""
-    track_policy_version: bool | None = False
-    """Write the version that acted to `policy_version` and `("next", "policy_version")`, too."""
-    track_traj_ids: bool = True
-    """False leaves `("collector", "traj_ids")` out of batches, and versions unless `track_policy_version` is True."""
     trust_policy: bool | None = None
     """The policy takes TensorDicts, whatever its argument is called."""
     policy_factory: Hook | Sequence[Hook] | None = None
     """Makes the policy in each collector: a callable, or one for each. A policy beside it is the source of weights."""
-    cat_results: str | int | None = None
-    """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
     pin_memory: bool = False
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
-    worker_idx: int | None = None
-    """Which of several collectors this one is; kept for the script to read."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
     info: Sequence[str | Mapping[str, Any]] = ()
     """Ours: keys of gymnasium environments' info that are stored at the root of `next`, or items of `spec.env.info`."""
-    max_restarts: int = 10
-    """Ours: deaths of the collector in one place that are made good; one more ends everything."""
-    startup_timeout_s: float = 300.0
-    """Ours: from starting a collector to its first observation."""
 
 
 class CollectorKeywords(TypedDict, total=False):
@@ -120,7 +107,6 @@ class CollectorKeywords(TypedDict, total=False):
     max_frames_per_traj: int | None
     init_random_frames: int | None
     reset_at_each_iter: bool
-    reset_when_done: bool
     split_trajs: bool | None
     postproc: Hook | None
     exploration_type: str | Enum
@@ -128,26 +114,17 @@ class CollectorKeywords(TypedDict, total=False):
     storing_device: "Devices | None"
     env_device: "Devices | None"
     policy_device: "Devices | None"
-    update_at_each_batch: bool
-    preemptive_threshold: float | None
     trajs_per_batch: int | None
     traj_format: Literal["padded", "cat"] | None
     compact_obs: bool
-    set_truncated: bool
     replay_buffer: Extendable | None
     pre_collect_hook: Hook | None
     post_collect_hook: Hook | None
-    track_policy_version: bool | None
-    track_traj_ids: bool
     trust_policy: bool | None
     policy_factory: Hook | Sequence[Hook] | None
-    cat_results: str | int | None
     pin_memory: bool
-    worker_idx: int | None
     vectorization: Literal["subprocess", "inline"]
     info: Sequence[str | Mapping[str, Any]]
-    max_restarts: int
-    startup_timeout_s: float
     auto_register_policy_transforms: object
     extend_buffer: object
     no_cuda_sync: object
@@ -156,11 +133,19 @@ class CollectorKeywords(TypedDict, total=False):
     return_same_td: object
     use_buffers: object
     use_env_creator: object
+    cat_results: Literal["stack"] | None
     compile_policy: Literal[False] | None
     cudagraph_policy: Literal[False] | None
     init_fn: None
     interruptor: None
+    preemptive_threshold: Literal[1] | None
+    reset_when_done: Literal[True]
+    set_truncated: Literal[False]
+    track_policy_version: Literal[False] | None
+    track_traj_ids: Literal[True]
     trajs_per_write: None
+    update_at_each_batch: Literal[False]
+    worker_idx: None
 
 
 class LocalKeywords(CollectorKeywords, total=False):
@@ -212,8 +197,6 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     settings = CollectorSettings(**meant)
     _check_numbers(settings)
     _check_episodes(settings)
-    if not settings.reset_when_done:
-        raise ValueError("reset_when_done False cannot be: an environment that is done is reset; leave it out")
     exploration_of(settings.exploration_type)
     for name in ("device", "storing_device", "policy_device", "env_device"):
         devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
@@ -226,9 +209,6 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
 
 
 def _check_numbers(settings: CollectorSettings) -> None:
-    cat = settings.cat_results
-    if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
-        raise ValueError(f'cat_results {cat!r} is not a dimension; give "stack", or the number of one')
     if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
         raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is not a number of frames; give 1 or more")
     total = settings.total_frames
@@ -238,11 +218,6 @@ def _check_numbers(settings: CollectorSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not _is_count(value):
             raise ValueError(f"{name} {value!r} is not a number of frames; give 1 or more, or -1 for none")
-    if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
-        raise ValueError(f"max_restarts {settings.max_restarts!r} is not a number of restarts; give 0 to {INT32_MAX}")
-    threshold = settings.preemptive_threshold
-    if threshold is not None and not 0 <= threshold <= 1:
-        raise ValueError(f"preemptive_threshold {threshold} is not a share of the collectors; give one from 0 to 1")
     if settings.vectorization not in ("subprocess", "inline"):
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
 
@@ -260,23 +235,13 @@ def _check_episodes(settings: CollectorSettings) -> None:
             f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
             "split already"
         )
-    if settings.set_truncated:
-        raise ValueError(
-            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
-            "truncated; leave one of them out"
-        )
 
 
 def _check_buffer(settings: CollectorSettings) -> None:
     buffer = settings.replay_buffer
     if not hasattr(buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
-    (most, num_dims), frames = room_of(buffer), settings.frames_per_batch
-    if num_dims > 1 and settings.preemptive_threshold is not None:
-        raise ValueError(
-            f"replay_buffer's storage has {num_dims} dimensions, and with preemptive_threshold rows differ in "
-            "length; use a storage of one dimension, or leave preemptive_threshold out"
-        )
+    most, frames = room_of(buffer)[0], settings.frames_per_batch
     # How much a postproc leaves of a batch is unknown.
     if most is not None and settings.postproc is None and frames > most:
         raise ValueError(

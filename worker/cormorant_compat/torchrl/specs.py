@@ -1,6 +1,5 @@
 """Gymnasium's spaces and TorchRL's specs, each as the other. Imported only where TorchRL is installed."""
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,7 +17,7 @@ from torchrl.data import (
 from torchrl.data import OneHot as OneHotSpec
 
 from cormorant_worker.errors import EnvBuildError
-from cormorant_worker.spaces import OneHot, Rooted, Space, leaf_spaces, leaves, put_nested
+from cormorant_worker.spaces import OneHot, Rooted, Space
 
 _WIDEST = 2**62 - 1
 """Largest int64 bound: gymnasium cannot sample a Box that is wider than int64."""
@@ -93,37 +92,6 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
         f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor, or leave it out "
         "(torchrl.envs.ExcludeTransform)"
     )
-
-
-def random_policy(policy: Any, action: Space) -> Callable[[Any], Any] | None:
-    """What acts in place of TorchRL's `RandomPolicy`: None where its spec is the environment's, which the collector
-    draws from itself; a policy without a spec is given it. Raises EnvBuildError where its spec has other keys than the
-    actions.
-    """
-    wanted = {leaf.key: space for leaf, space in zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)}
-    spec = policy.action_spec
-    if spec is None:
-        if list(wanted) == [("action",)]:
-            policy.action_spec = spec_of(action, torch.Size(), device=None)
-        return None
-    found = dict(spec.items(True, True)) if isinstance(spec, Composite) else {policy.action_key: spec}
-    known = {(key,) if isinstance(key, str) else tuple(key): one for key, one in found.items()}
-    if missing := [".".join(key) for key in wanted if key not in known]:
-        raise EnvBuildError(f"the RandomPolicy has no spec for {', '.join(missing)}; give it env.full_action_spec")
-    dims = {key: len(known[key].shape) - len(space.shape or ()) for key, space in wanted.items()}
-    if all(space_of(known[key], dims[key]) == space for key, space in wanted.items()):
-        return None
-
-    def draw(observation: Any) -> dict[str, Any]:
-        while not isinstance(observation, torch.Tensor):
-            observation = next(iter(observation.values()))
-        drawn: dict[str, Any] = {}
-        for key in wanted:
-            one = known[key][(0,) * dims[key]] if dims[key] else known[key]
-            put_nested(drawn, key, one.expand(len(observation), *one.shape).rand())
-        return drawn
-
-    return draw
 
 
 def _numpy_type(dtype: torch.dtype) -> Any:

@@ -97,10 +97,6 @@ def test_the_length_is_the_number_of_batches_that_come() -> None:
     with sync_sync_collector(make, None, 3, 2, **arguments) as collector:
         assert len(collector) == 14
         assert len(list(collector)) == 14
-    with sync_sync_collector(make, None, 1, 2, preemptive_threshold=0.5, **arguments) as collector:
-        with pytest.raises(RuntimeError, match="no length: with preemptive_threshold"):
-            len(collector)
-        assert len(list(collector)) >= 16
 
 
 @pytest.mark.slow
@@ -198,24 +194,6 @@ def test_config_helpers_follow_async_and_seed() -> None:
     assert not torch.equal(one["observation"], another["observation"])
 
 
-@pytest.mark.slow
-def test_update_at_each_batch_and_threshold_reach_the_fleet() -> None:
-    policy = Versioned()
-    with sync_sync_collector(
-        make, {"action": "box"}, 1, 2, policy={"policy": policy}, frames_per_batch=8, total_frames=24,
-        update_at_each_batch=True, preemptive_threshold=0.5, **INLINE,
-    ) as collector:  # fmt: skip
-        assert collector.fleet.job.spec.collection.preemptive_threshold == 0.5
-        seen = []
-        for batch in collector:
-            versions = batch["collector", "policy_version"]
-            # A worker that began late makes a short part, and one batch more.
-            is_frame = batch.get(("collector", "mask"), torch.ones_like(versions, dtype=torch.bool))
-            seen.append(versions[is_frame].unique().tolist())
-    assert seen == [[number + 1] for number in range(len(seen))]
-    assert len(seen) >= 3
-
-
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_batches_are_pinned_where_there_is_a_device() -> None:
@@ -282,16 +260,6 @@ def test_what_torchrls_info_reader_reads_arrives() -> None:
     with sync_sync_collector([read], frames_per_batch=20, total_frames=20) as collector:
         batch = collector.next()
     assert torch.equal(batch["next", "pair"], batch["next", "observation"][..., 1:3].short())
-
-
-@pytest.mark.slow
-def test_collectors_are_replaced_as_often_as_asked() -> None:
-    dies: dict[str, Any] = {"lengths": 9, "failures": [{"how": "kill", "step": 3}]}
-    with (
-        sync_async_collector(make, dies, 1, 1, frames_per_batch=8, max_restarts=1, **INLINE) as collector,
-        pytest.raises(WorkerFailed, match=r"restarted once already \(max_restarts\)"),
-    ):
-        list(collector)
 
 
 @pytest.mark.parametrize("how", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])

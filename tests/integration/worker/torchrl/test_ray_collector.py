@@ -139,8 +139,6 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
         collector.add_collectors([CountingEnv], 3)
     with pytest.raises(TypeError, match="collector_kwargs have no postproc; known: max_frames_per_traj, "):
         collector.add_collectors([CountingEnv], 1, None, {"split_trajs": True, "postproc": print})
-    with pytest.raises(ValueError, match="storing_device cuda:99 does not exist"):
-        collector.add_collectors([CountingEnv], 1, None, {"storing_device": "cuda:99"})
     with pytest.raises(ValueError, match="policy_device 'gpu' is not a torch device"):
         collector.add_collectors([CountingEnv], 1, None, {"policy_device": "gpu"})
     assert collector.num_collectors == 2
@@ -303,19 +301,6 @@ def test_seeds_and_states_come_by_collector() -> None:
             again = collector.next()
             for key in ("observation", "action", ("collector", "policy_version")):
                 assert torch.equal(again[key], batch[key])
-
-
-def test_batches_are_handed_out_where_each_collectors_are_stored() -> None:
-    given: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
-    with RayCollector(CountingEnv, num_collectors=1, device=["cpu"], **given, **FREE) as collector:
-        assert collector.next()["observation"].device.type == "meta"
-        for device in ("meta", "cpu"):
-            kwargs = {"storing_device": device}
-            collector.add_collectors([lambda: CountingEnv(**COUNTING)], None, None, kwargs, {"num_cpus": 0})
-        deadline = time.monotonic() + 120
-        while (batch := collector.next())["observation"].device.type == "meta":
-            assert time.monotonic() < deadline
-        assert collectors_of(batch) == {2}
 
 
 def test_ray_is_shut_down_where_that_is_asked_for() -> None:

@@ -49,13 +49,11 @@ class ListBuffer(list[Any]):
             ValueError,
             "max_weight_update_interval 3 publishes .* the policy is a function, which has none",
         ),
-        ({"update_at_each_batch": True}, ValueError, "update_at_each_batch publishes .* there is no policy"),
         ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes .*object.* was given"),
         ({"weight_updater": 3}, TypeError, "weight_updater is a int, which has no push_weights"),
         ({"weight_updater": dict}, TypeError, "weight_updater is a dict, which has no push_weights"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
-        ({"trajs_per_batch": 2, "set_truncated": True}, ValueError, "set_truncated with trajs_per_batch"),
         (
             {"trajs_per_batch": 2, "replay_buffer": ListBuffer(), "buffer_in_workers": True},
             ValueError,
@@ -210,16 +208,14 @@ def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     assert pool.complete.popleft()["n"].tolist() == [[1, 2]]
 
 
-def test_stored_batches_are_truncated_split_and_processed() -> None:
+def test_stored_batches_are_split_and_processed() -> None:
     collector = make_collector(num_envs=2, lengths=(3,))
     block = Block(collector.layout(5))
     collector.fill(block, 10)
     buffer = ListBuffer()
-    given: dict[str, Any] = {"replay_buffer": buffer, "frames_per_batch": 10, "set_truncated": True}
+    given: dict[str, Any] = {"replay_buffer": buffer, "frames_per_batch": 10}
     StoreInBuffer(read_settings(given, num_collectors=1))(block)
     assert [int(frame["next", "terminated"]) for frame in buffer] == [0, 0, 1, 0, 0] * 2
-    assert [int(frame["next", "truncated"]) for frame in buffer] == [0, 0, 0, 0, 1] * 2
-    assert [int(frame["next", "done"]) for frame in buffer] == [0, 0, 1, 0, 1] * 2
     buffer.clear()
     shapes: list[Any] = []
     given |= {"split_trajs": True, "postproc": lambda batch: shapes.append(batch.shape) or batch}
