@@ -33,6 +33,7 @@ _ANSWER_S = 5.0
 """A fork server that has imported answers in microseconds."""
 _ASKED_EVERY_S = 0.002
 _IDLE_S = 1.0
+_ENDING_S = 1.0
 _PR_SET_PDEATHSIG = 1
 _LIBRARIES = ("OMP", "MKL", "OPENBLAS", "NUMEXPR")
 
@@ -155,10 +156,17 @@ class ForkServer:
         with self._lock, suppress(OSError):
             self._connection.send(Order("kill", number))
 
-    def describe_end(self) -> str:
-        """How the fork server itself ended, as a clause; empty while it lives."""
-        code = self._process.poll()
-        return "" if code is None else f"went with the process that forks it, which ended with exit code {code}"
+    def describe_end(self, number: int) -> str:
+        """How a child ended, as a clause: "was killed by SIGKILL". Waits briefly for the end after its sockets'."""
+        code = self.wait(number, _ENDING_S)
+        if code is None:
+            own = self._process.poll()
+            return "closed its connection" if own is None else f"went with the process that forks it (exit code {own})"
+        if code >= 0:
+            return f"exited with code {code}"
+        with suppress(ValueError):
+            return f"was killed by {signal.Signals(-code).name}"
+        return f"was killed by signal {-code}"
 
     def close(self) -> None:
         """End the fork server, and with it its children; wait for it."""

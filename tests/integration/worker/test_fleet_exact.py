@@ -277,25 +277,3 @@ def test_straggler_hands_over_and_the_total_is_exact() -> None:
     # Both are in every round, but for some of the last, which have a single frame.
     assert all(len(share) == 2 for share in shares[:5])
     assert any(share["cpu-1"] < 200 for share in shares[:5])
-
-
-def test_multi_step_trajectories_count_frames_as_collected() -> None:
-    collection = {
-        "mode": "sync",
-        "framesPerBatch": 20,
-        "totalFrames": 80,
-        "multiStep": {"steps": 2, "gamma": 0.5},
-        "splitTrajectories": True,
-    }
-    job = make_job(num_envs=2, collection=collection, lengths=(4,))
-    frames = 0
-    with fleet_of(job, workers=2) as fleet:
-        for batch in LocalFleet(fleet).batches():
-            mask = batch["collector", "mask"]
-            frames += int(mask.sum())
-            for row, length in enumerate(mask.sum(1).tolist()):
-                assert len(set(batch["collector", "traj_ids"][row, :length].tolist())) == 1
-                rewards = batch["next", "original_reward"][row, :length, 0]
-                assert batch["next", "reward"][row, 0, 0] == rewards[:2] @ torch.tensor([1, 0.5])[:length]
-                assert batch["steps_to_next_obs"][row, :length].tolist() == [2] * (length - 1) + [1]
-        assert frames == fleet.stats().frames == 80

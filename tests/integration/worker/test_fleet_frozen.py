@@ -84,19 +84,6 @@ def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
         assert not is_replaced(fleet)
 
 
-def test_stats_without_workers_are_the_same_but_for_them() -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
-    with make_fleet(job, workers=2) as fleet:
-        fleet.publish(numbered(3), version=3, wait_s=30)
-        fleet.pause()
-        until(lambda: [worker.phase for worker in fleet.stats().workers] == ["paused", "paused"])
-        whole, part = fleet.stats(), fleet.stats(workers=False)
-        assert part.workers == ()
-        assert part.stepped_frames == whole.stepped_frames == sum(worker.frames for worker in whole.workers) > 0
-        assert (part.groups["cpu"].ready, part.groups["cpu"].min_version) == (2, 3)
-        assert part.version == fleet.version == 3
-
-
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
     with reading(job, workers=2) as (fleet, reader):

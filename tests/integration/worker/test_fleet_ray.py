@@ -6,13 +6,12 @@
 import textwrap
 import time
 
-import numpy as np
 import psutil
 import pytest
 import ray
 import torch
 
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import of_session, run_script, start_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
@@ -24,8 +23,6 @@ from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions, actor_options
 from cormorant_worker.local_fleet import LocalFleet
 
-STORE_BYTES = 200 << 20
-"""Of `ray_cluster`."""
 NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
 
@@ -74,36 +71,6 @@ def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
         WorkerFleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
-
-
-@pytest.mark.slow
-def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
-    # A batch has 6.5 MB. The queue and the worker would hold 42 of them, the store has room for half as many, and most
-    # of it is taken already by somebody else.
-    others = ray.put(np.ones(120 << 20, np.uint8))
-    job = make_job(
-        num_envs=2,
-        lengths=(3, 8),
-        policy="bulky",
-        policy_kwargs={"floats": 1 << 14},
-        collection={"framesPerBatch": 100, "totalFrames": 4000},
-        queue={"capacityBatches": 40},
-    )
-    checker = make_checker(2, lengths=(3, 8))
-    with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
-        slots = fleet._core.queue.blocks
-        assert slots.limit < 40
-        assert STORE_BYTES * 0.75 < slots.limit * fleet.layout.size_bytes < STORE_BYTES * 0.8
-        until(lambda: not slots.room)
-        assert fleet.stats().stepped_frames <= slots.limit * 100 < 4000
-        for batch in LocalFleet(fleet).batches():
-            checker.take(batch)
-            step = batch["observation"][..., 2:3]
-            assert (batch["bulk"] == step).all()
-        assert checker.frames == fleet.stats().frames == 4000
-        assert fleet.stats().dropped == {}
-        assert balance(fleet) == 0
-    assert ray.get(others).sum() == 120 << 20
 
 
 ENDLESS = """

@@ -94,16 +94,6 @@ def with_outputs(observation_space: Any, action_space: Any) -> Callable[[Tensor]
     return act
 
 
-def bulky(observation_space: Any, action_space: Any, *, floats: int) -> Callable[[Tensor], dict[str, Any]]:
-    """A plain callable that puts out so many floats a frame, each of them the step."""
-
-    def act(observation: Tensor) -> dict[str, Any]:
-        step = observation[:, 2]
-        return {"action": step.long() % 5, "bulk": step[:, None].expand(-1, floats)}
-
-    return act
-
-
 def several(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
     """Actor and critic: both take weights, one acts."""
     return {"policy": Versioned(), "critic": nn.Linear(4, 1)}

@@ -83,7 +83,7 @@ def test_what_cannot_be_used_is_refused_with_its_name_and_value(variable: str, v
 
 
 def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
-    for arguments in ([], ["head"], ["head", "--"], ["worker", "--fast"], ["worker"]):
+    for arguments in (["head", "--"], ["worker"]):
         done = subprocess.run(
             [sys.executable, "-m", "cormorant_worker.supervisor", *arguments],
             env=environment(CORMORANT_HEAD=""), capture_output=True, text=True, timeout=60,

@@ -4,7 +4,6 @@ import contextlib
 import math
 import os
 import selectors
-import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +72,10 @@ class EnvProcess:
     def pid(self) -> int:
         return self._fork_server.status(self._number).pid
 
+    def describe_end(self) -> str:
+        """How it ended. Called after `receive` raised EOFError."""
+        return self._fork_server.describe_end(self._number)
+
     def wake(self, command: bytes, message: Any = None) -> None:
         """Send one command, and the message that belongs to it. A child that is gone is found by `receive`."""
         if not self.is_running:  # the descriptor may already belong to another file
@@ -92,17 +95,6 @@ class EnvProcess:
             return self.connection.receive()[0]
         except OSError as error:
             raise EOFError(str(error)) from error
-
-    def ending(self) -> str:
-        """How it ended: "exited with code 7", "was killed by SIGKILL". Called after `receive` raised EOFError."""
-        code = self._fork_server.wait(self._number, 1.0)
-        if code is None:
-            return self._fork_server.describe_end() or "closed its connection"
-        if code >= 0:
-            return f"exited with code {code}"
-        with contextlib.suppress(ValueError):
-            return f"was killed by {signal.Signals(-code).name}"
-        return f"was killed by signal {-code}"
 
     def kill(self) -> None:
         """End it and what it started, at once. May be called twice."""
@@ -321,7 +313,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         try:
             message = process.receive()
         except EOFError:
-            message = Crash(row=row, what=process.ending(), steps=int(self._steps[row]))
+            message = Crash(row=row, what=process.describe_end(), steps=int(self._steps[row]))
         if isinstance(message, Crash):
             self._lose(message)
         else:

@@ -129,12 +129,6 @@ class WorkerFleet:
             core.queue.blocks.close()  # views stay valid
         self._engine.close()
 
-    def kill(self) -> None:
-        """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
-        for slot in tuple(self._core.slots.known):  # without the condition
-            if (worker := slot.worker) is not None:
-                worker.connection.kill()
-
     def __enter__(self) -> Self:
         return self
 

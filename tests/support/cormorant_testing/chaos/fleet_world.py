@@ -173,8 +173,6 @@ class FleetWorld(World):
         self._is_over.set()
         self._thaw()
         with suppress(Exception, Finding):
-            within(20, "kill()", self.fleet.kill)
-        with suppress(Exception, Finding):
             within(20, "close()", self.fleet.close)
 
     def clean_up(self) -> None:

@@ -1,6 +1,5 @@
 """The engine of one machine: worker processes behind two sockets each, batches in shared memory."""
 
-import signal
 import socket
 from collections.abc import Sequence
 from contextlib import suppress
@@ -22,8 +21,6 @@ from cormorant_worker.wire.messages import MessageSocket
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Request, Start, Ticket
 
-_ENDING_S = 1.0
-"""For a process whose sockets have closed to have ended."""
 _KILL_S = 10.0
 """In an uninterruptible system call even SIGKILL waits: then it is left to the kernel."""
 _MOST_MESSAGES = 64
@@ -101,22 +98,15 @@ class WorkerProcess:
             self.control.send(request, *([] if payload is None else [payload.descriptor]))
 
     def describe_end(self) -> str:
-        code = self._return_code(timeout_s=_ENDING_S)
-        doing = f"while {self.phase.name.lower()}"
-        if code is None:
-            return self._fork_server.describe_end() or f"closed its connection {doing}"
-        if code < 0:
-            return f"was killed by {signal.Signals(-code).name} {doing}"
-        return f"ended with exit code {code} {doing}"
+        how = self._fork_server.describe_end(self._number) if self.pid else "closed its connection"
+        return f"{how} while {self.phase.name.lower()}"
 
     def kill(self) -> None:
         if self._is_closed:
             return
         self._fork_server.kill(self._number)
-        self._return_code(_KILL_S)
-
-    def _return_code(self, timeout_s: float) -> int | None:
-        return self._fork_server.wait(self._number, timeout_s) if self.pid else None  # it is not forked yet
+        if self.pid:  # else it is not forked yet
+            self._fork_server.wait(self._number, _KILL_S)
 
     def close(self) -> None:
         self.is_open = False
