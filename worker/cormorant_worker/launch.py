@@ -226,7 +226,7 @@ def make_collector(
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
         info=info,
     )  # fmt: skip
-    kind_of(job.spec.env).check(job.spec.env, is_own_process=True)
+    kind_of(job.spec.env).check(job.spec.env)
     collector = build_collector(
         job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides
     ).collector

@@ -20,7 +20,7 @@ from cormorant_worker.errors import ManifestError
 IMPORTS: tuple[str, ...] = ()
 
 
-def check(env: Env, *, is_own_process: bool = False) -> None:
+def check(env: Env) -> None:
     """Has no effect: only a worker can build one, and entrypoints are checked elsewhere."""
 
 

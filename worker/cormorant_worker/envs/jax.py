@@ -22,7 +22,7 @@ def is_functional(env: Any) -> bool:
     return bool(form_of(env[0] if isinstance(env, tuple) and env else env))
 
 
-def check(env: Env, *, is_own_process: bool = False) -> None:
+def check(env: Env) -> None:
     if find_spec("jax") is None:
         raise EnvBuildError('env.jax needs JAX, which is not installed here; pip install "cormorant[jax]"')
 

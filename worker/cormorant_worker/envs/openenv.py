@@ -383,7 +383,7 @@ def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
 IMPORTS: tuple[str, ...] = ()
 
 
-def check(env: Env, *, is_own_process: bool = False) -> None:
+def check(env: Env) -> None:
     """Has no effect: only a running server can tell."""
 
 

@@ -11,7 +11,6 @@ from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, naming, words_of
-from cormorant_worker.envs.probe import probe
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import ManifestError
@@ -24,13 +23,11 @@ _PIXEL_RANK = 3
 _MIN_ENVS_OF_TWO_GROUPS = 16
 
 
-def check(env: Env, *, is_own_process: bool = False) -> None:
-    """Refuse what EnvPool does not know, and arguments that abort the process that uses them."""
+def check(env: Env) -> None:
+    """Refuse what EnvPool does not know."""
     for name, task in _tasks(env).items():
         with naming(name):
             task.check()
-        if is_own_process and task.kwargs:
-            probe(task)
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

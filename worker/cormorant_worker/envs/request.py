@@ -103,8 +103,8 @@ class EnvKind(Protocol):
     IMPORTS: tuple[str, ...]
     """Modules that its workers need before they are forked."""
 
-    def check(self, env: Env, *, is_own_process: bool = False) -> None:
-        """Refuse what cannot be built, before a process is started. `is_own_process`: this one will build it.
+    def check(self, env: Env) -> None:
+        """Refuse what cannot be built, before a process is started.
 
         Raises:
             UnknownEnv, EnvBuildError: with what to write instead.

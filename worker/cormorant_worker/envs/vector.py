@@ -191,7 +191,7 @@ def _of_rows(rows: Rows, stepped: Stepped, obs: Arrays, ended: Rows, final: Arra
 IMPORTS: tuple[str, ...] = ()
 
 
-def check(env: Env, *, is_own_process: bool = False) -> None:
+def check(env: Env) -> None:
     """Has no effect: only a worker can build it, and entrypoints are checked elsewhere."""
 
 
