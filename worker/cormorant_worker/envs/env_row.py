@@ -23,9 +23,6 @@ from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves,
 TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 """Gives out zeroed arrays: np.zeros, or pieces of shared memory."""
 
-_SMALL = 1024
-"""Leaves of up to this many values are checked by NanCheck."""
-
 
 class BadObservation(EnvCrashed):
     """The environment returned NaN or something that its space or env.info does not describe: no restart would help."""
@@ -161,19 +158,11 @@ class EnvArrays:
 
 
 class NanCheck:
-    """Looks for NaN in the small leaves of a vector of environments, one check per leaf; EnvRow checks large ones.
+    """Looks for NaN in a vector of environments, with one check per leaf for all of them."""
 
-    In a process that has just been woken, the first BLAS call for a row costs as much as a cheap environment's step.
-    """
-
-    def __init__(self, observation_space: Space, *, largest: float = _SMALL) -> None:
-        """`largest`: maximum number of values of a leaf that is checked."""
+    def __init__(self, observation_space: Space) -> None:
         parts = leaves(observation_space, ("observation",))
-        self._parts = [
-            (i, ".".join(leaf.key))
-            for i, leaf in enumerate(parts)
-            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= largest
-        ]
+        self._parts = [(i, ".".join(leaf.key)) for i, leaf in enumerate(parts) if leaf.dtype.kind == "f"]
 
     def look(self, arrays: Arrays, rows: slice | Array) -> None:
         """Check [n, ...] per leaf. `rows`: numbers of the environments, for the message; a slice means all.
@@ -181,7 +170,8 @@ class NanCheck:
         """
         for i, key in self._parts:
             flat = arrays[i].reshape(-1)
-            if _has_nan(flat):
+            # x.x is NaN only where an x is: inf * inf is inf. One BLAS call, without a mask of x's size.
+            if math.isnan(np.vdot(flat, flat)):
                 position = int(np.flatnonzero(np.isnan(arrays[i]).reshape(len(arrays[i]), -1).any(axis=1))[0])
                 row = position if isinstance(rows, slice) else int(rows[position % len(rows)])
                 raise BadObservation(f"environment {row} returned NaN in {key}", row=row)
@@ -232,8 +222,8 @@ class EnvRow:
 
     def step(self, side: int = 0) -> None:
         """Step once; if that ends the episode, write the final observation and begin the next episode. Raises
-        BadObservation where the reward or a large leaf is NaN (for small ones see `NanCheck`) or a leaf does not fit,
-        and whatever the environment raises.
+        BadObservation where the reward is NaN (for observations see `NanCheck`) or a leaf does not fit, and whatever
+        the environment raises.
         """
         obs, reward, terminated, truncated, info = self.env.step(self.read_action())
         if self._write_info:
@@ -271,11 +261,7 @@ class EnvRow:
         space = self.env.observation_space
         keys = [".".join(leaf.key) for leaf in leaves(space, ("observation",))]
         views = row_views(arrays, self._row)
-        targets = [
-            (key, view, view.reshape(-1) if view.dtype.kind == "f" and view.size > _SMALL else None)
-            for key, view in zip(keys, views, strict=True)
-        ]
-        simple = len(views) == 1 and isinstance(space, gymnasium.spaces.Box) and targets[0][2] is None
+        simple = len(views) == 1 and isinstance(space, gymnasium.spaces.Box)
         # Of any other dtype, `flatten` looks at the values. Numpy's own dtypes are single objects.
         dtype, is_float = views[0].dtype, views[0].dtype.kind == "f"
 
@@ -296,7 +282,7 @@ class EnvRow:
                     f"space {space}: {type(error).__name__}: {error}",
                     row=self._row,
                 ) from error
-            for (key, view, flat), part in zip(targets, parts, strict=True):
+            for key, view, part in zip(keys, views, parts, strict=True):
                 if part.shape != view.shape:
                     raise BadObservation(
                         f"environment {self._row} returned {key} of shape {part.shape} in {self._when()}; "
@@ -304,10 +290,6 @@ class EnvRow:
                         row=self._row,
                     )
                 view[...] = part
-                if flat is not None and _has_nan(flat):
-                    raise BadObservation(
-                        f"environment {self._row} returned NaN in {key} in {self._when()}", row=self._row
-                    )
 
         return write
 
@@ -326,11 +308,6 @@ class EnvRow:
         except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
             return Saved(why_not=f"{type(error).__name__}: {error}")
         return Saved()
-
-
-def _has_nan(flat: Array) -> bool:
-    # x.x is NaN only where an x is: inf * inf is inf. One BLAS call, without a mask of x's size.
-    return math.isnan(np.vdot(flat, flat))
 
 
 def row_views(arrays: Arrays, row: int) -> list[Array]:

@@ -105,7 +105,7 @@ class FlatVector:
             self.close()
             raise
         self._nested_actions = unflattener(self.action_space)
-        self.nan = NanCheck(self.observation_space, largest=np.inf)
+        self.nan = NanCheck(self.observation_space)
         length = info_mask_length(self.observation_space, self.action_space)
         self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
         """[N, length]: as `VectorEnv.illegal`."""

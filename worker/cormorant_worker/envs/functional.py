@@ -379,7 +379,7 @@ class FunctionalVectorEnv(VectorEnv):
         self._compiled, self._name = compiled, compiled.name
         self.observation_space, self.action_space = compiled.observation_space, compiled.action_space
         self.info_leaves = tuple(field.leaf for field in compiled.fields)
-        self._nan = NanCheck(self.observation_space, largest=np.inf)
+        self._nan = NanCheck(self.observation_space)
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in compiled.leaves)
         self._action = np.zeros((self.num_envs, *compiled.no_action.shape), compiled.no_action.dtype)
         stored = sum(2 * int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in compiled.leaves)

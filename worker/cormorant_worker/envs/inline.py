@@ -1,18 +1,15 @@
 """Gymnasium environments stepped one after another in this process: for debugging, and for very cheap environments."""
 
-import traceback
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
-import structlog
 
 from cormorant_worker.envs.env_row import Crash, EnvArrays, EnvRow, Saved
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.protocol import Rows
 from cormorant_worker.envs.single_envs import SingleEnvs
-
-log = structlog.get_logger(__name__)
 
 
 class InlineVectorEnv(SingleEnvs[EnvRow]):
@@ -29,7 +26,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
             try:
                 env = self._factory.build(row)
                 info = complete_fields(self._info, env, self._factory.name)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises, it is built again
+            except Exception as error:  # noqa: BLE001 - whatever it raises, it is built again
                 self._fail(row, error)
                 continue
             self._learn(row, env.observation_space, env.action_space, info)
@@ -43,7 +40,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
         for row in rows:
             try:
                 self._running[row].reset(seed=self._restarts.seed(row) if is_seeded else None)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - as in `_build`
+            except Exception as error:  # noqa: BLE001 - as in `_build`
                 self._fail(row, error)
 
     def _step(self, rows: slice | Rows) -> None:
@@ -51,7 +48,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
         for row in self._numbers[rows].tolist():
             try:
                 running[row].step()
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - as in `_build`
+            except Exception as error:  # noqa: BLE001 - as in `_build`
                 self._fail(row, error)
 
     def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
@@ -65,12 +62,5 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
         self._lose(replace(crash, error=error))
 
     def _end(self, row: int, env: EnvRow) -> None:
-        try:
+        with suppress(Exception):  # one that raises leaves no other one open
             env.env.close()
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - one that raises leaves no other one open
-            log.warning(
-                "env_close_failed",
-                env=row,
-                error=f"{type(error).__name__}: {error}",
-                exception="".join(traceback.format_exception(error)),
-            )

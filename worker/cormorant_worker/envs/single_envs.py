@@ -106,8 +106,6 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         if self._closed or self._under_way is not None:
             self._check_idle("send")
         for target, values in zip(self._arrays.actions, actions, strict=True):
-            if values.dtype != target.dtype and not np.can_cast(values.dtype, target.dtype, "same_kind"):
-                raise TypeError(f"actions of dtype {values.dtype} do not fit {target.dtype}: {self.action_space}")
             target[rows] = values
         self._side = self._last_side - self._side
         self._under_way = rows

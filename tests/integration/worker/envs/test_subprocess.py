@@ -151,14 +151,6 @@ def test_environments_without_states_cannot_be_saved(kind: type) -> None:
         env.close()  # as when it is left
 
 
-def test_actions_of_another_dtype_are_refused() -> None:
-    with subprocesses(1) as env:
-        env.start()
-        with pytest.raises(TypeError, match="float32 do not fit int64"):
-            env.send((np.zeros(1, np.float32),), EVERY_ROW)
-        step_times(env, 1)
-
-
 def test_a_second_start_begins_again_with_the_same_seeds() -> None:
     with subprocesses(lengths=5) as env:
         first = env.start()

@@ -12,7 +12,7 @@ from cormorant_worker.envs.env_row import Crash
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
+from cormorant_worker.errors import EnvCrashed, StateError
 
 SEEDS = [7, 70, 700]
 
@@ -111,43 +111,6 @@ def test_a_step_without_a_reward_is_refused() -> None:
     env.start()
     with pytest.raises(EnvCrashed, match=r"environment 0 returned no reward \(None\) in step 1"):
         step_times(env, 1)
-
-
-@pytest.mark.parametrize(
-    ("method", "error", "words"),
-    [
-        ("step", EnvCrashed, "environment 0 raised SystemExit: 3"),
-        ("reset", EnvBuildError, "raised SystemExit: 3 before its first step"),
-    ],
-)
-def test_sys_exit_restarts_the_environment_or_is_a_build_error(method: str, error: type[Exception], words: str) -> None:
-    def leave(*_: Any, **__: Any) -> Any:
-        raise SystemExit(3)
-
-    leaves = type("Leaves", (Shown,), {method: leave})
-    env = InlineVectorEnv(MadeEnvs([lambda: leaves(PIXELS, np.zeros(2, np.uint8))]), seeds=[1])
-
-    def play() -> None:
-        env.start()
-        step_times(env, 9)
-
-    with pytest.raises(error, match=words):
-        play()
-
-
-def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
-    closed: list[int] = []
-
-    class Stubborn(Shown):
-        def close(self) -> None:
-            closed.append(1)
-            raise OSError("the window is gone")
-
-    env = InlineVectorEnv(MadeEnvs([lambda: Stubborn(PIXELS, 0)] * 3), seeds=SEEDS)
-    with structlog.testing.capture_logs() as logged:
-        env.close()
-    assert closed == [1, 1, 1]
-    assert [line["error"] for line in logged] == ["OSError: the window is gone"] * 3
 
 
 def test_the_first_restarts_are_logged_with_their_traceback() -> None:
