@@ -11,7 +11,6 @@ import typer
 from cormorant_cli.commands import (
     dataset,
     doctor,
-    envs,
     evaluate,
     init,
     pause,
@@ -62,7 +61,6 @@ app.command(
 app.command(
     rich_help_panel=_HERE, epilog=_examples("cormorant validate job.yaml", "cormorant validate examples/*.yaml")
 )(validate.validate)
-app.command(rich_help_panel=_HERE, epilog=_examples("cormorant envs Pong --spaces"))(envs.envs)
 app.add_typer(dataset.app, rich_help_panel=_HERE)
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yaml --code . -n rl --wait"))(
     submit.submit

@@ -63,15 +63,10 @@ def kind_of(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def near(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
-    """Known names that resemble this one, nearest first, ignoring case."""
-    folded = {candidate.lower(): candidate for candidate in known}
-    return [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
-
-
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "", cutoff: float = 0.6) -> str:
-    """End of a sentence about an unknown name; `otherwise` if no known name resembles it."""
-    found = near(name, known, most=most, cutoff=cutoff)
+    """End of a sentence about an unknown name; `otherwise` if no known name resembles it, ignoring case."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    found = [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
     return f"; did you mean {' or '.join(found)}?" if found else otherwise
 
 

@@ -18,7 +18,7 @@ metadata: {name: cartpole}
 spec:
   env:
     envpool:
-      taskId: CartPole-v1       # `cormorant envs` lists what this install can build
+      taskId: CartPole-v1       # envpool.list_all_envs() lists the ids
       numEnvs: 8                # environments of each worker
     # A gymnasium environment instead, each in a process of its own:
     # gymnasium: {id: CartPole-v1, vectorization: subprocess, numEnvs: 8}

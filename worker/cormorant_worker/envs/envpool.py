@@ -61,7 +61,7 @@ class EnvPoolTask:
     def check(self) -> None:
         known = envpool_module().list_all_envs()
         if self.task_id not in known:
-            hint = did_you_mean(self.task_id, known, otherwise="; `cormorant envs` lists them")
+            hint = did_you_mean(self.task_id, known, otherwise="; `envpool.list_all_envs()` lists them")
             raise UnknownEnv(f'EnvPool has no task "{self.task_id}"{hint}')
         for name in self.kwargs:
             if name in _OURS:
@@ -127,11 +127,6 @@ class EnvPoolTask:
 
 
 _RENDER_OPTIONS = ("from_pixels", "render_mode", "render_env_id", "render_width", "render_height", "render_camera_id")
-
-
-def task_ids() -> list[str]:
-    """All tasks that this install of EnvPool names, sorted."""
-    return sorted(envpool_module().list_all_envs())
 
 
 def check_pool(pool: object) -> None:
