@@ -33,6 +33,8 @@ MANAGER = "cormorant-cli"
 CONNECT_S, ANSWER_S = 5.0, 30.0
 """Timeouts of a connection attempt, and between two bytes of an answer."""
 _CHUNK = 500
+_NO_KIND = ("404 page not found", "the server could not find the requested resource")
+"""Answers of an API server that lacks a kind."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """File with a pod's own namespace."""
 
@@ -75,7 +77,7 @@ class Cluster:
     # -- objects -----------------------------------------------------------------------------------------------
 
     def get(self, kind: str, name: str, *, namespace: str = "") -> Raw:
-        """One object. ObjectMissing if there is none; the message suggests similar names."""
+        """One object. ObjectMissing if there is none."""
         return self._ask("GET", _Place(kind, namespace, name))
 
     def find(self, kind: str, name: str, *, namespace: str = "") -> Raw | None:
@@ -95,14 +97,13 @@ class Cluster:
             if not query["continue"]:
                 return found
 
-    def apply(self, manifest: Raw, *, is_dry_run: bool = False, is_forced: bool = False) -> tuple[Raw, bool]:
+    def apply(self, manifest: Raw, *, is_forced: bool = False) -> tuple[Raw, bool]:
         """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
         refuses the manifest.
         """
         metadata = manifest["metadata"]
         place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "force": str(is_forced).lower(), "fieldValidation": "Strict"}
-        query |= {"dryRun": "All"} if is_dry_run else {}
         reply = self._send("PATCH", place, query=query, body=manifest, content_type="application/apply-patch+yaml")
         return _read_json(reply.data), reply.status == 201
 
@@ -113,14 +114,6 @@ class Cluster:
 
     def delete(self, kind: str, name: str, *, namespace: str) -> None:
         self._ask("DELETE", _Place(kind, namespace, name))
-
-    def may(self, verb: str, resource: str, *, namespace: str, group: str = "", subresource: str = "") -> bool:
-        """Whether the user may do something (SelfSubjectAccessReview)."""
-        attributes = {"verb": verb, "resource": resource, "group": group, "namespace": namespace}
-        spec = {"resourceAttributes": attributes | ({"subresource": subresource} if subresource else {})}
-        kind = "SelfSubjectAccessReview"
-        review = {"kind": kind, "apiVersion": "authorization.k8s.io/v1", "metadata": {}, "spec": spec}
-        return bool(self._ask("POST", _Place(kind), body=review).get("status", {}).get("allowed"))
 
     def version(self) -> str:
         return str(self._ask("GET", _Place()).get("gitVersion", ""))
@@ -224,7 +217,12 @@ class Cluster:
         if status == 403 and "exceeded quota" not in words and "unable to create new content" not in words:
             return NotAllowed(f"permission denied: {words}; ask the cluster's administrator for this permission")
         if status == 404:
-            return ObjectMissing(self._missing(place, words))
+            if place.kind == "CollectorJob" and words in _NO_KIND:
+                words = f"CollectorJob is not installed in the cluster at {self.server}; install the operator: "
+                return ObjectMissing(words + "helm install cormorant charts/cormorant")
+            is_missing = place.name and "namespaces " not in words
+            inside = f'{place.kind} "{place.name}" not found in namespace {place.namespace}'
+            return ObjectMissing(inside if is_missing else words)
         if status == 409:
             causes = (answer.get("details") or {}).get("causes") or []
             if not causes:
@@ -239,33 +237,6 @@ class Cluster:
         if status == 429:
             return CommandFailed(f"{where} is busy: {words}; try again in a moment")
         return CommandFailed(f"{where} answered {method} {place.path} with {status}: {words}")
-
-    def _missing(self, place: _Place, words: str) -> str:
-        kind, namespace, name = place
-        if kind == "CollectorJob" and words in (
-            "404 page not found",
-            "the server could not find the requested resource",
-        ):
-            return (
-                f"CollectorJob is not installed in the cluster at {self.server}; install the operator: "
-                "helm install cormorant charts/cormorant"
-            )
-        if not name:
-            return words
-        if namespace and (known := self._names("Namespace", "")) and namespace not in known:
-            return f'namespace "{namespace}" not found{did_you_mean(namespace, known)}'
-        inside = f" in namespace {namespace}" if namespace else ""
-        return f'{kind} "{name}" not found{inside}{did_you_mean(name, self._names(kind, namespace))}'
-
-    def _names(self, kind: str, namespace: str) -> list[str]:
-        """Names of a kind, for hints; empty if the user may not list them."""
-        if kind == "Secret":  # a list would contain their contents
-            return []
-        try:
-            found = self._ask("GET", _Place(kind, namespace), query={"limit": str(_CHUNK)})
-        except (CommandFailed, BadInput):
-            return []
-        return [str(item["metadata"]["name"]) for item in found.get("items", ())]
 
 
 @contextmanager

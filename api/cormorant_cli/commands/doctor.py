@@ -1,10 +1,10 @@
 """`cormorant doctor [JOB]`: finds problems of a cluster and a job. Changes nothing.
 
-The operator's conditions are the diagnosis of a job. This adds what the operator cannot report: that none runs, that it
-has not seen the newest spec, which permissions this user lacks, and a remedy for each reason.
+The operator's conditions are the diagnosis of a job. This adds what the operator cannot report: that none runs or
+that it has not seen the newest spec; and a remedy for each reason.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Literal
@@ -12,26 +12,14 @@ from typing import Annotated, Literal
 import typer
 
 from cormorant_cli.cluster import Cluster, Raw, age, condition, connected, holds, identity, is_current, why
-from cormorant_cli.connection import Connection, Context, Namespace
-from cormorant_cli.errors import CliError, NoHead, NotAllowed, ObjectMissing
+from cormorant_cli.connection import Context, Namespace
+from cormorant_cli.errors import NotAllowed, ObjectMissing
 from cormorant_cli.printing import tell
 from cormorant_contract.children import JOB
-from cormorant_contract.job import GROUP
-from cormorant_contract.schema import PLURAL
 
 Level = Literal["ok", "note", "problem"]
 _MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
 OPERATOR = "app.kubernetes.io/part-of=cormorant,app.kubernetes.io/component=operator"
-_HEADS = "`cormorant weights` and every command that connects to a head"
-_RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
-    # verb, resource, subresource, API group, purpose
-    ("create", PLURAL, "", GROUP, "`cormorant submit`"),
-    ("patch", PLURAL, "", GROUP, "`cormorant submit` and `cormorant pause`"),
-    ("create", "configmaps", "", "", "`cormorant submit --code`"),
-    ("get", "secrets", "", "", _HEADS),
-    ("list", "pods", "", "", _HEADS),
-    ("get", "pods", "portforward", "", _HEADS),
-)
 _SEEN_WITHIN_S = 15
 """A running operator has written a new job's first status by then."""
 _TROUBLE = {
@@ -101,21 +89,12 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
     except ObjectMissing as error:  # the job, its namespace, or the CRD
         yield Finding("problem", str(error))
         return
-    checks: dict[str, Callable[[], Iterator[Finding]]] = {
-        "the operator's Deployment": lambda: of_operators(
-            cluster.objects("Deployment", labels=OPERATOR), job, namespace=namespace
-        ),
-        "your permissions": lambda: _lacking(cluster, namespace),
-    }
+    try:
+        yield from of_operators(cluster.objects("Deployment", labels=OPERATOR), job, namespace=namespace)
+    except NotAllowed as error:
+        yield Finding("note", f"cannot check the operator's Deployment: {error}")
     if job is not None:
-        checks["the job"] = lambda: of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
-        checks["the job's code"] = lambda: _of_code(cluster, job)
-        checks["the job's head"] = lambda: _of_head(cluster, job)
-    for what, check in checks.items():
-        try:
-            yield from check()
-        except NotAllowed as error:
-            yield Finding("note", f"cannot check {what}: {error}")
+        yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
 
 
 def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str) -> Iterator[Finding]:
@@ -169,14 +148,6 @@ def _of_operator(deployment: Raw) -> Finding:
     return Finding("problem", sentence)
 
 
-def _lacking(cluster: Cluster, namespace: str) -> Iterator[Finding]:
-    for verb, resource, subresource, group, purpose in _RIGHTS:
-        if not cluster.may(verb, resource, namespace=namespace, group=group, subresource=subresource):
-            right = f"{verb} {resource}{f'/{subresource}' if subresource else ''}"
-            sentence = f"you may not {right} in namespace {namespace}, which {purpose} needs; ask for that permission"
-            yield Finding("problem", sentence)
-
-
 def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
     """The operator's findings about a job. `options`: options that commands about the job need besides its name."""
     name, metadata = identity(job), job["metadata"]
@@ -218,28 +189,3 @@ def _of_condition(fact: Raw, job: Raw, options: str) -> Finding:
     if level != "ok" and reason in _REMEDIES:
         sentence += "; " + _REMEDIES[reason].format(name=name, label=f"{JOB}={name}", options=options)
     return Finding(level, sentence)
-
-
-def _of_code(cluster: Cluster, job: Raw) -> Iterator[Finding]:
-    """A missing code ConfigMap keeps pods in ContainerCreating, which no condition explains."""
-    code = (job["spec"].get("code") or {}).get("configMap")
-    if code and cluster.find("ConfigMap", code, namespace=job["metadata"]["namespace"]) is None:
-        sentence = (
-            f"the ConfigMap {code} with its code does not exist, and pods wait for it; submit the job again with "
-            "--code, or create the ConfigMap"
-        )
-        yield Finding("problem", sentence)
-
-
-def _of_head(cluster: Cluster, job: Raw) -> Iterator[Finding]:
-    """Whether this user's commands reach the head: the operator uses another route and another token."""
-    connection = Connection(url="", token="", token_file="", job=job["metadata"]["name"])
-    try:
-        with connection.client_in(cluster, job, "read") as client:
-            client.status()
-    except (NoHead, NotAllowed):
-        return  # reported by the conditions, or as a missing permission
-    except CliError as error:
-        yield Finding("problem", str(error))
-    else:
-        yield Finding("ok", f"the head of {identity(job)} answers and accepts the job's token")

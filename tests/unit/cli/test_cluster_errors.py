@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.cluster import connected
-from cormorant_cli.errors import ObjectMissing
 from cormorant_testing.scripted_head import Say
 
 
@@ -56,13 +54,6 @@ def test_server_that_is_not_there_is_a_sentence(kubeconfig: Any, capsys: pytest.
     assert f"127.0.0.1:{port} of context here does not answer" in said
     assert "refused" in said
     assert "object at 0x" not in said
-
-
-def test_secrets_are_not_listed_for_a_hint(api_server: Any) -> None:
-    with api_server(lambda _heard: refusal(404, message='secrets "x" not found')) as server, connected() as cluster:
-        with pytest.raises(ObjectMissing):
-            cluster.get("Secret", "x", namespace="rl")
-        assert not [heard.path for heard in server.heard if heard.path.partition("?")[0].endswith("/secrets")]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "contexts: 5", "apiVersion: v1\nkind: Config\n"])

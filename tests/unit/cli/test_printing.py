@@ -1,25 +1,13 @@
-"""Objects as text, ages as kubectl writes them, and the table of `cormorant evaluate`."""
+"""Ages as kubectl writes them, and the table of `cormorant evaluate`."""
 
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import yaml
 
 from cormorant_cli.cluster import age
 from cormorant_cli.commands.evaluate import show_table
-from cormorant_cli.commands.submit import show_objects
-from manifest_making import collector_job
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
-JOB = collector_job("pong", {"replicas": 1}, namespace="rl", managedFields=[{"manager": "x"}])
-
-
-def test_objects_are_printed_without_book_keeping() -> None:
-    one = yaml.safe_load(show_objects([JOB], "yaml"))
-    assert one["metadata"] == {"name": "pong", "namespace": "rl"}
-    many = yaml.safe_load(show_objects([JOB, JOB], "json"))
-    assert (many["kind"], len(many["items"])) == ("List", 2)
-    assert show_objects([JOB, JOB], "name") == "\n".join(["collectorjob.cormorant.dev/pong"] * 2)
 
 
 @pytest.mark.parametrize(

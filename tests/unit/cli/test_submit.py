@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.code_map import CodeMap
@@ -52,18 +51,7 @@ def test_no_default_is_sent_so_that_nothing_else_is_owned() -> None:
 def test_code_is_named_in_the_spec() -> None:
     (job,) = parse_jobs(MANIFEST)
     files = CodeMap(files={"mine.py": b"x = 1\n"})
-    assert document_of(job, files, namespace="")["spec"]["code"] == {"configMap": files.name("pong")}
-
-
-def test_dry_run_of_the_client_needs_no_cluster(
-    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("KUBECONFIG", "/nowhere")
-    assert run(["submit", str(file), "--dry-run=client", "--code", str(file.parent / "code"), "-o", "yaml"]) == 0
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["spec"]["code"]["configMap"].startswith("pong-code-")
-    assert run(["submit", str(file), "--dry-run=client"]) == 0
-    assert capsys.readouterr().out == "pong: created (dry run of the client)\n"
+    assert document_of(job, files, namespace="rl")["spec"]["code"] == {"configMap": files.name("pong")}
 
 
 @pytest.mark.parametrize(
