@@ -21,7 +21,6 @@ from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
 from cormorant_worker.local_fleet import LocalFleet
-from cormorant_worker.sinks.reader import read_dataset
 from manifest_making import Document, manifest
 
 
@@ -81,18 +80,6 @@ def test_a_restored_collector_draws_the_same() -> None:
             loop.take(batch)
             played.append(batch["collector", "blue", "policy_version"])
     assert torch.equal(*played)
-
-
-def test_a_dataset_has_the_versions(tmp_path: Path) -> None:
-    loop, document = sampling(3, 0.4, num_envs=2, total=240)
-    document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "data")}}
-    with open_fleet(document, workers=1) as fleet:
-        assert fleet.wait_until_done(120)
-    (frames,) = read_dataset(str(tmp_path / "data")).frames(batch_size=240)
-    whole = frames[frames["state"][:, 0].argsort(stable=True)].reshape(2, 120)
-    whole.names = [None, "time"]
-    loop.take(whole)
-    assert set(loop.played.values()) == {0}
 
 
 def take_late(batches: Iterator[Any], loop: PartyLoop, *, pinned: int) -> set[int]:
@@ -163,23 +150,6 @@ def test_policies_and_random_actions_heed_masks() -> None:
         batch = collector.collect(num_steps=400)
     first = batch["player_0"]
     assert torch.equal(first["action"], first["action_mask"].long().argmax(-1))
-
-
-def test_the_board_shows_which_players_policy_acted() -> None:
-    agents = {"player_0": {"entrypoint": "cormorant_testing.agents:legal"}, "player_1": {"random": {}}}
-    game = {"envpool": {"taskId": "ConnectFour-v1", "numEnvs": 4, "groups": "perAgent"}}
-    with make_collector(manifest(env=game, policy={"agents": agents})) as collector:
-        batch = collector.collect(num_steps=400)
-    moves = torch.stack([batch[player, "mask"][..., 0] for player in ("player_0", "player_1")])
-    assert torch.equal(moves[0], ~moves[1])
-    columns = []
-    for player, is_turn in zip(("player_0", "player_1"), moves, strict=True):
-        before, after = (at[player, "observation"][is_turn].sum((1, 2, 4)) for at in (batch, batch["next"]))
-        assert (after - before == torch.nn.functional.one_hot(batch[player, "action"][is_turn][:, 0], 7)).all()
-        columns.append((after - before).argmax(-1))
-    legal = batch["player_0", "action_mask"][moves[0]][:, 0]
-    assert torch.equal(columns[0], legal.long().argmax(-1))
-    assert len(columns[1].unique()) == 7
 
 
 @pytest.mark.parametrize(

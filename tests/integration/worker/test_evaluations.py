@@ -115,17 +115,6 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert {name: after[name] for name in kept} == kept
 
 
-@pytest.mark.slow
-def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path) -> None:
-    job = make_job(
-        num_envs=3, dataset=str(tmp_path), failures=[{"how": "slow", "at": "init", "seconds": 1.2}],
-        collection={"framesPerBatch": 3, "episodes": {"count": 3}},
-    )  # fmt: skip
-    with make_fleet(job, workers=1, hang_timeout_s=2.0) as fleet:
-        assert fleet.wait_until_done(60)
-        assert fleet.stats().restarts == 0
-
-
 def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
     from cormorant import make_collector
     from cormorant.policies import mlp

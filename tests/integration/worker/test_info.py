@@ -3,35 +3,20 @@
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from cormorant_testing.collecting import COUNTING, make_job
+from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
-from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 
-COUNTED = {
-    "gymnasium": {
-        "entrypoint": COUNTING, "vectorization": "subprocess", "numEnvs": 2,
-        "kwargs": {"lengths": [4, 3, 7], "ends": "alternate"},
-    }
-}  # fmt: skip
-
 
 def pool(task: str, **fields: Any) -> dict[str, Any]:
     return {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1, **fields}}
-
-
-def test_info_of_subprocesses_is_exact() -> None:
-    with make_collector(make_job(env=COUNTED, info=INFO)) as collector:
-        for _ in range(2):
-            assert_info(collector.collect(num_steps=31))
 
 
 def test_info_that_envpool_does_not_have_names_what_it_has() -> None:
@@ -44,23 +29,6 @@ def test_envpool_info_is_stored_as_the_declared_dtype() -> None:
     job = make_job(env=pool("CartPole-v1"), info=[{"key": "elapsed_step", "dtype": "float32"}])
     with make_collector(job) as collector:
         assert collector.collect(num_steps=8)["next", "info", "elapsed_step"].tolist() == [[1.0, 2.0]] * 4
-
-
-def test_metrics_of_an_asynchronous_pool_are_those_of_its_episodes() -> None:
-    metrics = [{"name": how, "key": "elapsed_step", "reduce": how} for how in ("last", "sum", "mean", "max", "any")]
-    job = make_job(
-        env=pool("CartPole-v1", batchSize=2),
-        info=[{"key": "elapsed_step"}],
-        collection={"framesPerBatch": 400, "episodeMetrics": metrics},
-    )
-    with make_collector(job) as collector:
-        episodes = [collector.fill(Block(collector.layout(100)), 400).episodes for _ in range(3)]
-    for lengths, found in ((np.array(each.lengths), each.metrics) for each in episodes):
-        assert len(lengths) > 3
-        assert found["last"] == found["max"] == lengths.tolist()
-        assert found["sum"] == (lengths * (lengths + 1) / 2).tolist()
-        assert found["mean"] == ((lengths * (lengths + 1) / 2) / lengths).tolist()
-        assert found["any"] == [1.0] * len(lengths)
 
 
 @on_all_placements_slowly

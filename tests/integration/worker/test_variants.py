@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
 import minari
 import numpy as np
@@ -15,7 +14,6 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import serve
-from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import CormorantError, DatasetMismatch
 from cormorant_worker.launch import make_collector, open_fleet
 from cormorant_worker.sinks.dataset import existing_dataset
@@ -23,17 +21,6 @@ from cormorant_worker.sinks.export import export
 from cormorant_worker.sinks.reader import read_dataset
 
 VARIANTS = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
-
-
-def in_subprocesses(**kwargs: Any) -> dict[str, Any]:
-    return {"gymnasium": {"entrypoint": COUNTING, "vectorization": "subprocess", "numEnvs": 2, "kwargs": kwargs}}
-
-
-def test_subprocesses_play_their_variants() -> None:
-    with make_collector(make_job(env=in_subprocesses(), variants=VARIANTS)) as collector:
-        batch = collector.collect(num_steps=42)
-    assert batch["collector", "task_id"].tolist() == [[0] * 21, [1] * 21]
-    assert batch["next", "done"].squeeze(-1).sum(dim=1).tolist() == [7, 3]
 
 
 def test_each_variant_of_envpool_has_its_own_kwargs() -> None:

@@ -15,10 +15,8 @@ from cormorant import evaluate
 from cormorant_cli import __main__ as entry
 from cormorant_cli.commands.evaluate import show_table
 from cormorant_contract.episodes import files_of
-from cormorant_testing.heads import HeadProcess
 from cormorant_testing.placements.parties import DRAWN, PartyJob, weights_of
 from cormorant_testing.policies import Board
-from cormorant_testing.scripts import until
 from cormorant_worker.errors import ManifestError, WorkerFailed
 from manifest_making import Document, manifest
 
@@ -122,11 +120,6 @@ def test_one_file_is_played_by_all_groups_also_against_a_script(tmp_path: Path) 
         evaluate(party(green=script), uris, episodes=1, workers=1)
 
 
-def test_without_files_groups_act_with_what_was_built() -> None:
-    (row,) = evaluate(party(), episodes=1, workers=1).episodes
-    assert (row.checkpoint, row.returns["red"], row.returns["blue"]) == ("", 0, 0)
-
-
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     game = job(GAME, player_0=BOARD, player_1={"model": "player_0"})
     with pytest.raises(ManifestError, match=r"289 pairings for the 2 groups of .*, and at most 256 are played"):
@@ -152,30 +145,3 @@ def test_the_command_prints_a_line_for_each_pairing(tmp_path: Path, capsys: pyte
     assert [tuple(found["weights"].values()) for found in documents] == [*itertools.product(uris, repeat=2)]
     shown = show_table([(found["weights"], found["summary"]) for found in documents])
     assert shown.splitlines() == [header, *lines]
-
-
-@pytest.mark.slow
-def test_a_head_shows_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    uris, path = [*boards(tmp_path, 2)], tmp_path / "job.json"
-    document = job(GAME, player_0=BOARD, player_1={"model": "player_0"})
-    document["spec"]["collection"]["episodes"] = {"count": 4, "checkpoints": uris}
-    document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "results")}}
-    path.write_text(json.dumps(document))
-    with HeadProcess(path, tmp_path / "head", "--workers", "2", "--linger-seconds", "60") as head:
-        reader = head.api("read")
-        until(lambda: reader.get("/v1/status").json["phase"] == "Completed")
-        connection = ["--url", f"http://127.0.0.1:{reader.port}", "--token-file", str(tmp_path / "head/tokens.json")]
-        capsys.readouterr()
-        assert reader.get("/v1/status").json["frames"]["target"] == 16
-        assert entry.run(["evaluate", *connection]) == 0
-        assert entry.run(["evaluate", *connection, "--json"]) == 0
-    served = capsys.readouterr().out
-    assert entry.run(["evaluate", str(path)]) == 0
-    assert entry.run(["evaluate", str(path), "--json"]) == 0
-    assert capsys.readouterr().out == served
-
-
-def test_groups_of_one_policy_have_returns_too() -> None:
-    (row,) = evaluate(PartyJob().manifest(), episodes=1, workers=1).episodes
-    assert sorted(row.returns) == ["blue", "green", "red"]
-    assert row.total == pytest.approx(sum(row.returns.values()))

@@ -120,16 +120,6 @@ def test_column_far_ahead_waits_and_the_ring_stays_bounded() -> None:
     assert checker.frames == 3 * 30
 
 
-def test_one_column_that_never_comes_back_first_is_waited_for() -> None:
-    # The last row comes only when nothing else is under way: the others run a ring ahead and then wait.
-    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: 0, 1), arrive=1, lengths=(9,))
-    collector = make_collector(num_envs=4, envs=[env])
-    checker = make_checker(4, lengths=9)
-    for _ in range(3):
-        checker.take(collector.collect(num_steps=40))
-    assert int(collector.pulse[0]) < 3 * 40 + 4 * 130
-
-
 def test_new_trajectories_begin_from_the_initial_state() -> None:
     generator = np.random.default_rng(1)
     env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(50,))

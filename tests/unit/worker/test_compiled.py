@@ -13,9 +13,8 @@ from torch import nn
 
 from cormorant.policies import ActionHeads, atari_cnn, lstm, mlp
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.build import build_collector, build_policy
+from cormorant_worker.collect.build import build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
-from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policy import compiled
 from cormorant_worker.policy.actor import PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
@@ -85,21 +84,6 @@ class AlmostHeads(ActionHeads):
         return super().act(params.clamp(-40, 40))
 
 
-class OwnHeads(nn.Module):
-    """Has what a policy asks of its heads, and no more."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear, self.log_std = nn.Linear(64, 3), None
-
-    def forward(self, features: torch.Tensor) -> torch.Tensor:
-        return self.linear(features)
-
-    def act(self, params: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
-        drawn = CategoricalHead(ACTIONS["discrete"]).act(params.clamp(-40, 40))
-        return drawn, [drawn]
-
-
 def clamp(owner: Any, name: str, bound: float) -> None:
     theirs = getattr(owner, name)
     setattr(owner, name, lambda x: theirs(x.clamp(-bound, bound)))
@@ -113,7 +97,6 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "encoder": lambda policy: clamp(policy.encoder, "forward", 6),
     "class of a head": lambda policy: policy.heads._heads.__setitem__(0, AlmostHead(ACTIONS["discrete"])),
     "class of heads": lambda policy: setattr(policy, "heads", AlmostHeads(64, ACTIONS["discrete"])),
-    "own heads": lambda policy: setattr(policy, "heads", OwnHeads()),
 }
 
 
@@ -224,15 +207,6 @@ def job(**policy: Any) -> CollectorJob:
     return CollectorJob.model_validate(collector_job("c", spec))
 
 
-def test_a_compiled_collection_is_the_same_frame_by_frame() -> None:
-    batches = []
-    for mode in ("off", "auto"):
-        with build_collector(job(compile=mode), WorkerPlace(seed=5)).collector as collector:
-            batches.append(collector.collect(num_steps=256))
-    for key, value in batches[0].items(include_nested=True, leaves_only=True):
-        assert torch.equal(value, batches[1][key]), key
-
-
 @pytest.mark.parametrize("is_server", [False, True])
 def test_servers_do_not_try_torch_compile(is_server: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
@@ -243,16 +217,3 @@ def test_servers_do_not_try_torch_compile(is_server: bool, monkeypatch: pytest.M
         NO_OVERRIDES, observation, action, None, device=CPU, num_rows=4, is_server=is_server,
     )  # fmt: skip
     assert len(asked) == (not is_server)
-
-
-@pytest.mark.slow
-def test_without_a_compiler_the_policy_acts(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._inductor import config
-
-    monkeypatch.setattr(config.cpp, "cxx", ("/nonexistent/g++",))
-    actor = actor_of(mlp(BOX, ACTIONS["box"]), ACTIONS["box"])
-    with capture_logs() as logs:
-        found = tried(actor, mode="on")
-    assert found.startswith("eager (torch.compile: it raised ")
-    assert "InvalidCxxCompiler" in found
-    assert [line["event"] for line in logs] == ["policy_not_compiled", "policy_compiled"]

@@ -68,10 +68,6 @@ def test_what_goes_on_is_counted_up_to_now(clock: SimpleNamespace) -> None:
     assert (spent["build"], spent["idle"]) == pytest.approx((0.01, 0.02))
 
 
-def test_memory_that_nobody_has_written_says_nothing() -> None:
-    assert spent_ns(np.zeros(NUM_TIMING, dtype=np.int64)) == (0,) * len(ACTIVITIES)
-
-
 def test_activities_are_numbered_as_the_contract_names_them() -> None:
     assert [ACTIVITIES[i] for i in (ENV, INFERENCE, TRANSFER, IDLE, PAUSED, BUILD)] == [
         "env", "inference", "transfer", "idle", "paused", "build",

@@ -329,21 +329,6 @@ def test_a_recycled_environment_loses_no_frame(limit: dict[str, int], steps: int
         assert not len(ours.fresh)
 
 
-def test_an_episode_that_is_cut_counts_for_recycling() -> None:
-    options = {"lengths": 100}
-    with subprocesses(2, limits=RestartLimits(total=0, recycle_episodes=2), **options) as env:
-        env.start()
-        before = [env._running[row].pid for row in range(2)]
-        for _ in range(2):
-            step_times(env, 3)
-            first = env.restart(np.array([1]))
-        assert env._running[0].pid == before[0]
-        assert env._running[1].pid != before[1]
-        assert env.restarts == 1
-        assert int(first[0].reshape(-1)[0]) not in SEEDS
-        assert not len(step_times(env, 1).fresh)
-
-
 def test_children_import_no_torch_and_run_one_thread() -> None:
     code = """
         import sys

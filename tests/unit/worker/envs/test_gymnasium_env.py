@@ -5,7 +5,6 @@ import pytest
 
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
-from cormorant_worker.envs.pettingzoo_env import MaybeAgents
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 
 COUNTING = "cormorant_testing.envs:make_counting"
@@ -53,21 +52,6 @@ def test_wrappers_are_applied_from_the_inside_out() -> None:
     assert (env.env.bonus, env.env.env.bonus) == (2.5, 0.0)
     env.reset(seed=1)
     assert env.step(0)[1] == 1 + 2.5
-
-
-def test_a_maker_that_answers_for_any_name_is_named_by_its_class() -> None:
-    class Answering:
-        """As TorchRL's ParallelEnv, and each of its answers."""
-
-        def __getattr__(self, name: str) -> "Answering":
-            if name.startswith("_"):
-                raise AttributeError(name)
-            return self
-
-        def __call__(self) -> gymnasium.Env:
-            return CountingEnv()
-
-    assert MadeEnvs([MaybeAgents(Answering())]).name.endswith("Answering")
 
 
 def test_gymnasiums_warnings_are_not_shown() -> None:
