@@ -17,7 +17,7 @@ from cormorant_api.routes.routing import GuardedRoute, TheHead, guarded
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.status import Build, Check, Readiness, SpacesReport, Status, Worker, Workers
+from cormorant_contract.rest.status import Build, Check, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
 
@@ -58,16 +58,6 @@ async def list_workers(head: TheHead) -> Workers:
     """All workers."""
     stats = await head.stats()
     return Workers(workers=tuple(describe_worker(head, w, published=stats.version) for w in stats.workers))
-
-
-@router.get("/v1/workers/{worker}", **guarded(Role.READ, ProblemType.UNKNOWN_WORKER))
-async def get_worker(head: TheHead, worker: str) -> Worker:
-    """One worker."""
-    fleet = head.running.fleet
-    if (found := await head.quick(fleet.worker, worker)) is not None:
-        return describe_worker(head, found, published=fleet.version)
-    known = tuple(found.name for found in (await head.stats()).workers)
-    raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
 
 
 @health.get(

@@ -64,7 +64,7 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
     with serve(make_job(num_envs=2, lengths=(3, 8)), directory=tmp_path, workers=2) as served:
         # Until the first batch is taken, a seed drops all queued batches, so that it applies to the first one.
         assert served.data.take().status == 200
-        pid = served.reader.get("/v1/workers/cpu-0").json["pid"]
+        pid = served.fleet.stats().workers[0].pid
         os.kill(pid, signal.SIGSTOP)
         try:
             frozen = served.fleet._core.slots["cpu", 0].worker

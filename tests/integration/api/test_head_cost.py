@@ -48,7 +48,7 @@ def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
         fleet = server.start_fleet(FleetOptions(workers=1), make=CountingFleet)
         until(lambda: fleet.readings[False] >= 4)
         for _ in range(20):
-            assert Served(server).reader.get("/v1/workers/cpu-0").json["id"] == "cpu-0"
+            assert Served(server).reader.get("/v1/status").status == 200
         assert fleet.readings[True] <= 1 + (time.monotonic() - began) / 1.0
         assert fleet.readings[True] < fleet.readings[False]
 

@@ -94,13 +94,13 @@ def test_workers_time_adds_up_and_standing_still_is_paused(endless: Served) -> N
 def test_requests_are_counted_by_route_and_never_by_path(endless: Served) -> None:
     api = endless.operator
     for number in range(20):
-        api.get(f"/v1/workers/made-up-{number}")
+        api.get(f"/v1/updates/made-up-{number}")
         api.get(f"/nowhere/{number}")
     found = scraped(api)["cormorant_http_requests_total"]
     routes = {dict(key)["route"] for key in found}
-    assert {"/v1/workers/{worker}", "unknown"} <= routes
+    assert {"/v1/updates/{update}", "unknown"} <= routes
     assert not [route for route in routes if "made-up" in route or "nowhere" in route]
-    key = (("method", "GET"), ("route", "/v1/workers/{worker}"), ("status_class", "4xx"))
+    key = (("method", "GET"), ("route", "/v1/updates/{update}"), ("status_class", "4xx"))
     assert found[key] >= 20
 
 

@@ -8,7 +8,6 @@ ROLES = [
     ("GET", "/v1/status", "read"),
     ("GET", "/v1/spaces", "read"),
     ("GET", "/v1/workers", "read"),
-    ("GET", "/v1/workers/cpu-0", "read"),
     ("GET", "/v1/models", "read"),
     ("GET", "/v1/models/policy", "read"),
     ("GET", "/v1/models/policy/weights", "read"),

@@ -1,7 +1,5 @@
 """Publishing to a local fleet in the middle of collecting: when weights act, who gets them, who refuses them."""
 
-import os
-import signal
 import threading
 import time
 from collections import defaultdict
@@ -14,7 +12,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
+from cormorant_worker.errors import WeightsError
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -74,32 +72,6 @@ def test_no_frame_has_older_weights_after_applied() -> None:
             assert all(acts >= number for acts in after)
             checked += len(after)
     assert checked > 100
-
-
-@pytest.mark.slow
-def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
-    job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
-    with make_fleet(job, workers=1) as fleet:
-        one, critic = {"number": torch.tensor(1.0)}, numbered(1)
-        fleet.publish({"policy": one, "critic": critic})
-        receipt = fleet.publish(received(numbered(2), "critic"), version=5, wait_s=30)
-        assert receipt.applied == ("cpu-0",)
-        with pytest.raises(WeightsMismatch, match="shape: policy/number is"):
-            fleet.publish(received({"number": torch.zeros(2)}))
-        with pytest.raises(MalformedWeights, match="a pickle"):
-            WeightsBlob.from_bytes(b"\x80\x04K\x01.")
-        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        fleet.publish(received(numbered(3), "critic"), version=6)  # to a worker that is dead
-        attempt = 0
-        while not attempt:
-            loan = fleet.borrow(timeout_s=60)
-            assert loan is not None
-            with loan:
-                attempt, block = loan.parts[0].attempt, loan.parts[0].block
-                acted = block.action[0][: block.num_rows].reshape(-1, 2)[-1].tolist()
-                stamps = set(block.policy_version[: block.num_rows].reshape(-1).tolist())
-        assert acted == [1.0, 3.0]
-        assert stamps == {6}
 
 
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:

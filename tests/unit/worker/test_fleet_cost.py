@@ -27,10 +27,7 @@ def test_one_number_costs_the_same_for_any_number_of_workers(tmp_path: Path, has
             handles = tuple(fleet._core.slots.workers)
             stats = fleet.stats(workers=False)
             assert stats.undurable_frames == has_dataset * sum(handle.landed_frames for handle in handles)
-            assert [fleet.worker(name) for name in ("cpu-0007", "cpu-x", "cpu", "cpu-" + "9" * 5000)] == [None] * 4
-            last = f"cpu-{workers - 1}"
-            assert fleet.worker(last) == fleet.stats().workers[-1]
-            calls = (lambda: fleet.version, lambda: fleet.stats(workers=False), lambda: fleet.worker(last))
+            calls = (lambda: fleet.version, lambda: fleet.stats(workers=False))
             return [lines_run(call) for call in calls]
 
     assert costs(600) == costs(300)

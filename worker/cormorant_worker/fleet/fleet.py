@@ -31,7 +31,7 @@ from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
-from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.loop import FleetLoop
@@ -346,12 +346,6 @@ class WorkerFleet:
             handles = tuple(self._core.slots.workers) if workers else ()
         ordered = sorted(handles, key=lambda handle: handle.slot.key)
         return replace(stats, workers=tuple(handle.stats(is_paused=stats.paused) for handle in ordered))
-
-    def worker(self, name: str) -> WorkerStats | None:
-        """One worker, without reading the others; None if no worker has that name."""
-        with self._changed:
-            handle = self._core.slots.find(name)
-            return None if handle is None else handle.stats(is_paused=self._core.is_paused)
 
     @property
     def version(self) -> PolicyVersion:

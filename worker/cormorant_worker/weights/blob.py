@@ -30,8 +30,6 @@ _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 
 STATISTICS = "cormorant_statistics"
 """Key of a file's metadata: the statistics that its weights act with, as JSON."""
-_LONGEST_HEADER = 100_000_000
-"""As in safetensors."""
 
 T = TypeVar("T")
 
@@ -159,29 +157,29 @@ def _tensor(name: str, value: Any) -> torch.Tensor:
 
 def read_statistics(uri: str) -> Statistics | None:
     """Statistics that the weights in a safetensors file act with, from its metadata; None: it has none."""
+    found = read_header(_read(uri)).metadata.get(STATISTICS)
     try:
-        with fsspec.open(uri, "rb") as file:
-            length = file.read(8)
-            header = json.loads(file.read(min(int.from_bytes(length, "little"), _LONGEST_HEADER)))
-        found = header.get("__metadata__", {}).get(STATISTICS)
         return None if found is None else Statistics.of_document(json.loads(found))
-    except (OSError, ValueError, ImportError, AttributeError, StateError) as error:
+    except (ValueError, StateError) as error:
         raise WeightsError(f"cannot read the statistics of the weights in {uri}: {error}") from error
 
 
 def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.Tensor]]:
     """Read the weights that a policy starts with, at a path or fsspec URI. Raises WeightsError, NonfiniteWeights."""
+    weights = read_weights(_read(uri))
+    if not allow_nonfinite:
+        check_finite(weights, f"{uri} was not loaded. Check the run that wrote it, or set policy.allowNonfinite")
+    return weights
+
+
+def _read(uri: str) -> memoryview:
     try:
         with fsspec.open(uri, "rb") as file:
-            data = file.read()
+            return memoryview(file.read())
     except FileNotFoundError as error:
         raise WeightsError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
     except (OSError, ValueError, ImportError) as error:
         raise WeightsError(f"cannot read weights from {uri}: {error}") from error
-    weights = read_weights(memoryview(data))
-    if not allow_nonfinite:
-        check_finite(weights, f"{uri} was not loaded. Check the run that wrote it, or set policy.allowNonfinite")
-    return weights
 
 
 def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:
