@@ -4,30 +4,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Served, weights_file
-from cormorant_worker.errors import FleetClosed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
-
-
-def test_head_forgives_workers_as_fleets_do(folder: Path) -> None:
-    given: list[FleetOptions] = []
-
-    def make(_: object, options: FleetOptions, **__: object) -> WorkerFleet:
-        given.append(options)
-        raise FleetClosed("enough")
-
-    with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server, pytest.raises(FleetClosed):
-        server.start_fleet(FleetOptions(healthy_s=5.0), make=make)
-    assert [options.healthy_s for options in given] == [5.0]
 
 
 class CountingFleet(WorkerFleet):

@@ -11,7 +11,7 @@ class CheckedLoop(FleetLoop):
         has_more = super()._turn()
         slots, scheduler = self._core.slots, self._core.scheduler
         check_slots(slots)
-        held = {slot.key: len(slot.worker.tickets) for slot in slots.known if slot.worker is not None}
+        held = {slot.key: len(slot.worker.tickets) for slot in slots._known.values() if slot.worker is not None}
         assert sum(held.values()) == self._life.num_tickets, (held, self._life.num_tickets)
         working = {slot.key for slot in slots.in_state(SlotState.WORKING) if not slot.is_server}
         assert scheduler.held == {key: held[key] for key in working}, (scheduler.held, held, working)
@@ -20,7 +20,7 @@ class CheckedLoop(FleetLoop):
 
 def check_slots(slots: Slots) -> None:
     wanted = set(slots.wanted)
-    for slot in slots.known:
+    for slot in slots._known.values():
         state, worker = slot.state, slot.worker
         where = [known.name for known in SlotState if slot in slots._in[known]]
         assert where == [state.name], (slot.name, state, where)

@@ -53,8 +53,6 @@ class FleetOptions:
     """Seconds for workers to end when the fleet is closed; then they are killed."""
     seal_after_s: float = 10.0
     """Seconds after which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
-    healthy_s: float = 600.0
-    """Seconds after which a worker that delivered a batch is healthy, and its failures are counted from zero."""
     hang_timeout_s: float | None = None
     """Seconds without a new frame while stepping, after which a worker is killed and replaced; None: from the
     manifest's step and reset limits, at least 120 s."""

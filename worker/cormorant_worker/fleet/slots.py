@@ -43,11 +43,6 @@ class Slots:
         return self._known[key]
 
     @property
-    def known(self) -> Collection[Slot]:
-        """All slots, including retired ones."""
-        return self._known.values()
-
-    @property
     def wanted(self) -> Iterator[Slot]:
         return chain(self.collecting, self.serving)
 

@@ -3,7 +3,6 @@
 GONE -> (background) the worker has ended, and its dataset was asked -> every frame is accounted for -> VACANT
 """
 
-import math
 import resource
 import sys
 import time
@@ -33,6 +32,8 @@ _OTHER_FILES = 256
 """File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
 _DURABLE_S = 1.0
 """Between two looks at the manifest of a worker that was killed."""
+_HEALTHY_S = 600.0
+"""After which the failures of a worker that delivered a batch are counted from zero."""
 _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
 
@@ -400,16 +401,16 @@ class SlotLife:
             core.misplaced = f"worker {handle.name} {reason}"
             slot.not_before = now + _POD_ENDS_S
             return
-        healthy_s = core.options.healthy_s
-        was_healthy = (handle.landed_frames > 0 or slot.is_server) and now - handle.started >= healthy_s
+        was_healthy = (handle.landed_frames > 0 or slot.is_server) and now - handle.started >= _HEALTHY_S
         slot.failures = 1 if was_healthy else slot.failures + 1
         limit = core.job.spec.run_policy.max_restarts_per_slot
         if slot.failures > limit:
             # A script has no manifest whose field it could change.
             field = "max_restarts" if core.options.overrides else "spec.runPolicy.maxRestartsPerSlot"
-            between = f", and no replacement ran for {healthy_s:g} s" if math.isfinite(healthy_s) else ""
             often = "once" if limit == 1 else f"{limit} times"
-            spent = f"it was restarted {often} already ({field}){between}" if limit else f"{field} allows no restart"
+            spent = f"{field} allows no restart"
+            if limit:
+                spent = f"it was restarted {often} already ({field}), and no replacement ran for {_HEALTHY_S:g} s"
             core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
