@@ -1,16 +1,10 @@
 """The operator as a process, against a real API server: kubelets are played by the test, heads by a stub."""
 
-import asyncio
 import base64
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
-from cormorant_operator.errors import KubeConflict
-from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.real_job import Job
@@ -60,16 +54,6 @@ def test_what_others_change_is_restored(running: Scene) -> None:
     running.until(lambda: managed in namespace.get("service", "pong-api")["metadata"]["labels"], "the label is back")
 
 
-def test_deleted_secret_is_recreated_before_the_next_head(running: Scene) -> None:
-    before = running.namespace.get("secret", "pong-tokens")
-    running.namespace("delete", "secret", "pong-tokens")
-    running.namespace.finish("pong-head-1", container="head", exit_code=1)
-    running.until(lambda: "pong-head-2" in running.uids(), "the next head is there")
-    after = running.namespace.get("secret", "pong-tokens")
-    assert (after["data"], after["metadata"]["uid"] == before["metadata"]["uid"]) == (before["data"], False)
-    running.until_ready()
-
-
 def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
     namespace = scene.namespace
     network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
@@ -92,107 +76,6 @@ def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
             scene.until(lambda: policies()["pong-pods"]["spec"] == policy["spec"], "the policy is back")
             assert set(policies()) == {"pong-pods"}
             assert len(namespace.names("pods")) == 3
-
-
-def test_refused_template_is_reported_and_replaces_nothing(running: Scene) -> None:
-    before = running.uids()
-    running.edit(workerGroups=[{"name": "cpu", "template": {"spec": {"hostNetwork": True}}}])
-    running.until(lambda: running.condition("Accepted") == "False/InvalidPodTemplate", "the condition says so")
-    assert "hostNetwork" in running.message("Accepted")
-    assert running.uids() == before
-    running.edit(workerGroups=[{"name": "cpu"}])
-    running.until(lambda: running.condition("Accepted") == "True/Accepted", "it is accepted again")
-    assert running.uids() == before
-
-
-def test_quota_is_explained(scene: Scene) -> None:
-    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": {"hard": {"pods": "2"}}}
-    scene.namespace("create", "-f", "-", document=quota)
-    time.sleep(1)  # the quota controller's first count
-    with scene.operator(), Kubelet(scene.namespace):
-        scene.submit(workerGroups=[{"name": "cpu", "minReplicas": 1}])
-        scene.until(lambda: scene.condition("Scheduled") == "False/QuotaExceeded", "the condition says so")
-        scene.until_ready()
-        scene.namespace("delete", "resourcequota", "q")
-        scene.until(lambda: len(scene.namespace.names("pods")) == 3, "the rest is made")
-
-
-def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
-    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
-    with scene.operator():
-        scene.submit(head=gated, workerGroups=[{"name": "cpu", **gated}])
-        said = ("scheduling gates", "3 pods are waiting")
-        scene.until(lambda: all(words in scene.message("Scheduled") for words in said), "the condition says so")
-        assert scene.condition("Scheduled") == "False/Unschedulable"
-        before = scene.uids()
-        for name in before:
-            scene.namespace("patch", "pod", name, "--type=merge", "-p", '{"spec": {"schedulingGates": null}}')
-        # No node is there; what waits for one now are the same pods.
-        scene.until(lambda: "no nodes available" in scene.message("Scheduled"), "the scheduler has looked at them")
-        assert scene.uids() == before
-
-
-@contextmanager
-def webhook_that_is_away(scene: Scene, operation: str) -> Iterator[None]:
-    """Pods cannot be created, or deleted: the API server asks a webhook that does not answer."""
-    name = scene.namespace.name
-    webhook = {
-        "apiVersion": "admissionregistration.k8s.io/v1",
-        "kind": "ValidatingWebhookConfiguration",
-        "metadata": {"name": name},
-        "webhooks": [
-            {
-                "name": "away.example.com",
-                "clientConfig": {"url": "https://127.0.0.1:1/"},
-                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]}],
-                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
-                "admissionReviewVersions": ["v1"],
-                "sideEffects": "None",
-                "failurePolicy": "Fail",
-            }
-        ],
-    }
-    scene.namespace("create", "-f", "-", document=webhook)
-    try:
-        yield
-    finally:
-        scene.namespace("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
-
-
-def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
-    with scene.operator(), Kubelet(scene.namespace):
-        with webhook_that_is_away(scene, "CREATE"):
-            scene.submit()
-            scene.until(lambda: scene.condition("Scheduled") == "False/ApiServerError", "the condition says so")
-            assert 'failed calling webhook "away.example.com"' in scene.message("Scheduled")
-        scene.until_ready()
-        scene.until(lambda: scene.condition("Scheduled") != "False/ApiServerError", "no more is said of it")
-
-
-def test_refused_deletion_is_said_and_holds_up_nothing_else(running: Scene) -> None:
-    pods = set(running.uids())
-    with webhook_that_is_away(running, "DELETE"):
-        running.edit(replicas=1, paused=True)
-        running.until(lambda: running.condition("Paused") == "True/Spec", "the head is told and the status written")
-        running.until(lambda: running.condition("Scheduled") == "False/ApiServerError", "the condition says so")
-        assert running.message("Scheduled").startswith("cannot delete pod pong-cpu-1-")
-        assert set(running.uids()) == pods
-    running.until(lambda: len(running.uids()) == 2, "the pod goes once it may")
-    running.until(lambda: running.condition("Scheduled") != "False/ApiServerError", "no more is said of it")
-
-
-def test_stranger_of_that_name_is_never_adopted(scene: Scene) -> None:
-    stranger = {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": {"name": "pong-head", "labels": {"mine": "yes"}},
-        "spec": {"ports": [{"port": 1}]},
-    }
-    scene.namespace("create", "-f", "-", document=stranger)
-    with scene.operator():
-        scene.submit()
-        scene.until(lambda: scene.condition("Accepted") == "False/NameConflict", "the condition says so")
-        assert "ownerReferences" not in scene.namespace.get("service", "pong-head")["metadata"]
 
 
 def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
@@ -230,28 +113,6 @@ def test_eviction_of_the_head_is_refused_and_of_a_worker_is_not(running: Scene) 
     worker = next(name for name in running.uids() if name.startswith("pong-cpu-0-"))
     assert "disruption budget" not in evict(worker)
     running.until(lambda: worker not in running.uids() and len(running.uids()) == 3, "the worker is replaced")
-
-
-def test_late_status_write_is_refused(running: Scene) -> None:
-    job = running.namespace.get("cjob", "pong")
-    late = {
-        "apiVersion": job["apiVersion"],
-        "kind": job["kind"],
-        "metadata": {"name": "pong", "uid": job["metadata"]["uid"], "resourceVersion": "1"},
-        "status": {"phase": "Pending"},
-    }
-
-    async def write() -> None:
-        cluster = KubeClient(find_connection)
-        try:
-            metadata = {**late["metadata"], "namespace": running.namespace.name}
-            with pytest.raises(KubeConflict, match="the object has been modified"):
-                await cluster.apply_status({**late, "metadata": metadata})
-        finally:
-            await cluster.close()
-
-    asyncio.run(write())
-    assert running.status["phase"] != "Pending"
 
 
 def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:

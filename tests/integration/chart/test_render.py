@@ -130,26 +130,10 @@ def test_pods_satisfy_the_restricted_level(values: tuple[str, ...]) -> None:
 
 
 def test_defaults_render_these_objects() -> None:
-    assert kinds(render()) == KINDS
-
-
-@pytest.mark.parametrize(
-    ("values", "name"),
-    [
-        ((), "cormorant"),
-        (("nameOverride=collector",), "cormorant-collector"),
-        (("nameOverride=collector", "fullnameOverride=rl-operator"), "rl-operator"),
-    ],
-)
-def test_names_can_be_overridden(values: tuple[str, ...], name: str) -> None:
-    manifests = render(*values)
-    deployment, labels = find(manifests, "Deployment"), pod_template(manifests)["metadata"]["labels"]
-    assert deployment["metadata"]["name"] == name
-    assert f"--lease=ops/{name}" in flags(manifests)
-    assert deployment["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert labels["app.kubernetes.io/name"] == ("collector" if values else "cormorant")
+    manifests = render()
+    assert kinds(manifests) == KINDS
     wanted = dict(label.split("=") for label in OPERATOR.split(","))
-    assert wanted.items() <= deployment["metadata"]["labels"].items()
+    assert wanted.items() <= find(manifests, "Deployment")["metadata"]["labels"].items(), "doctor finds it"
 
 
 def test_roles_and_bindings_fit() -> None:
@@ -182,15 +166,6 @@ def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
                 assert "*" not in words
                 assert "secrets" not in rule["resources"] or rule["verbs"] == ["create"]
                 assert not {"pods/exec", "escalate", "bind", "impersonate"} & words
-
-
-def test_users_roles_are_gathered_by_the_clusters_own() -> None:
-    manifests = render()
-    for role in ("view", "edit"):
-        found = find(manifests, "ClusterRole", f"ops-cormorant-{role}")
-        assert found["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{role}"] == "true"
-    verbs = {verb for rule in find(manifests, "ClusterRole", "ops-cormorant-view")["rules"] for verb in rule["verbs"]}
-    assert verbs == {"get", "list", "watch"}
 
 
 def test_crd_is_the_generated_one_and_stays_at_uninstall() -> None:
@@ -259,36 +234,6 @@ def test_cuda_image_is_beside_the_cpu_image_or_named() -> None:
     assert cuda("jobs.image.repository=example/mine", f"jobs.image.digest={DIGEST}") == []
 
 
-def test_pull_secrets_of_the_operator_and_of_jobs_are_apart() -> None:
-    manifests = render(*VARIANTS["images"])
-    assert all(spec["imagePullSecrets"] == [{"name": "mine"}] for spec in pods(manifests))
-    wanted = ["--image-pull-secret=theirs", "--image-pull-secret=more"]
-    assert [flag for flag in flags(manifests) if "pull-secret" in flag] == wanted
-
-
-def test_scheduling_reaches_the_pods() -> None:
-    manifests = render(*VARIANTS["scheduling"])
-    template = pod_template(manifests)
-    spec, labels = template["spec"], template["metadata"]["labels"]
-    assert spec["affinity"] == {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}}
-    assert "--log-level=debug" in spec["containers"][0]["args"]
-    assert spec["containers"][0]["env"][-1] == {"name": "NO_PROXY", "value": "10.0.0.0/8"}
-    assert spec["priorityClassName"] == "system-cluster-critical"
-    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
-    assert spec["tolerations"] == [{"key": "spot", "operator": "Exists", "tolerationSeconds": 30}]
-    (spread,) = spec["topologySpreadConstraints"]
-    assert (spread["topologyKey"], spread["whenUnsatisfiable"], spread["maxSkew"]) == ("zone", "DoNotSchedule", 1)
-    assert spread["labelSelector"] == find(manifests, "Deployment")["spec"]["selector"]
-    assert labels["team"] == "rl"
-    assert template["metadata"]["annotations"]["note"] == "hello"
-
-
-def test_labels_of_ones_own_do_not_take_the_selectors_place() -> None:
-    manifests = render(r"podLabels.app\.kubernetes\.io/name=other")
-    selector = find(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
-    assert selector.items() <= pod_template(manifests)["metadata"]["labels"].items()
-
-
 def test_selectors_of_everything_are_the_deployments() -> None:
     manifests = render("replicas=2", "networkPolicy.enabled=true", apis=(POD_MONITOR,))
     wanted = find(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
@@ -297,12 +242,6 @@ def test_selectors_of_everything_are_the_deployments() -> None:
     assert find(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
     assert find(manifests, "PodMonitor", "cormorant")["spec"]["selector"]["matchLabels"] == wanted
     assert not wanted.items() <= find(manifests, "Pod")["metadata"]["labels"].items()
-
-
-def test_budget_is_for_several_replicas_only() -> None:
-    assert "PodDisruptionBudget" not in kinds(render())
-    assert find(render("replicas=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
-    assert "PodDisruptionBudget" not in kinds(render("replicas=2", "podDisruptionBudget.enabled=false"))
 
 
 def test_pod_monitor_is_for_clusters_that_know_the_kind() -> None:
@@ -476,11 +415,3 @@ def test_dashboards_are_config_maps_that_the_sidecar_finds() -> None:
         ((name, text),) = manifest["data"].items()
         assert json.loads(text) == json.loads((CHART / "files" / "dashboards" / name).read_text())
         assert len(text) < 1_000_000
-
-
-def test_dashboards_go_where_values_say() -> None:
-    values = ("dashboards.namespace=grafana", "dashboards.annotations.grafana_folder=RL", "dashboards.labels.team=rl")
-    metadata = find(render(*values), "ConfigMap", "cormorant-job-dashboard")["metadata"]
-    assert (metadata["namespace"], metadata["annotations"]) == ("grafana", {"grafana_folder": "RL"})
-    assert metadata["labels"]["team"] == "rl"
-    assert "ConfigMap" not in kinds(render("dashboards.enabled=false"))

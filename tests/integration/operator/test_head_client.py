@@ -2,15 +2,12 @@
 
 import asyncio
 import base64
-import re
-import select
 import shutil
 import socket
 import ssl
 import subprocess
-import threading
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,19 +21,15 @@ from cormorant_cli.errors import BadInput
 from cormorant_cli.job_head import connect_to_head
 from cormorant_contract.rest.control import Desired
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
-from cormorant_operator.render.pods import PodOrigin, head_pod
 from cormorant_operator.templates import Templates
 from cormorant_testing.collecting import make_job
-from cormorant_testing.helm import POD_MONITOR, Manifest, find, render
 from cormorant_testing.operator_world import make_job as make_operator_job
-from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.serving import serve
 
 needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
@@ -249,95 +242,6 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
 
 def shown_by(port: int) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=30))
-
-
-def scrape_config(name: str, monitor: Manifest, ca_file: Path, *, proxy: str) -> dict[str, Any]:
-    """The endpoint `api` of a PodMonitor, as the Prometheus operator writes it for Prometheus."""
-    endpoint = next(found for found in monitor["spec"]["podMetricsEndpoints"] if found["port"] == "api")
-    is_verified = "ca" in endpoint["tlsConfig"]
-
-    def snake(key: str) -> str:
-        return re.sub("[A-Z]", lambda found: f"_{found[0].lower()}", key)
-
-    pod = head_pod(
-        make_operator_job(head={"tls": {"secretName": "mine"}}),
-        OperatorDefaults(),
-        PodOrigin(template="t", base_image="i"),
-        epoch=1,
-        floor_frames=0,
-        config="c",
-    )["metadata"]
-    meta = {"__meta_kubernetes_namespace": pod["namespace"], "__meta_kubernetes_pod_name": pod["name"]}
-    for kind in ("annotation", "label"):
-        for key, value in pod[f"{kind}s"].items():
-            meta[f"__meta_kubernetes_pod_{kind}_{re.sub(r'[^a-zA-Z0-9_]', '_', key)}"] = str(value)
-    return {
-        "job_name": name,
-        "static_configs": [{"targets": ["10.0.0.1:8000"], "labels": meta}],
-        "metrics_path": endpoint["path"],
-        "proxy_url": proxy,
-        "tls_config": {"ca_file": str(ca_file)} if is_verified else {"insecure_skip_verify": True},
-        "relabel_configs": [{snake(key): value for key, value in rule.items()} for rule in endpoint["relabelings"]],
-    }
-
-
-@contextmanager
-def network(port: int) -> Iterator[tuple[str, set[str]]]:
-    """A proxy that has every address lead to a port of this machine. Gives its URL, and the addresses asked for."""
-    asked: set[str] = set()
-
-    def pass_on(client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", port)) as head:
-            request = client.recv(1 << 16)
-            while b"\r\n\r\n" not in request:
-                request += client.recv(1 << 16)
-            asked.add(request.split()[1].decode())
-            client.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
-            ends = {client: head, head: client}
-            while True:
-                for end in select.select(list(ends), [], [])[0]:
-                    if not (part := end.recv(1 << 16)):
-                        return
-                    ends[end].sendall(part)
-
-    def serve_all() -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=pass_on, args=(client,), daemon=True).start()
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve_all, daemon=True).start()
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", asked
-
-
-@needs_openssl
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-def test_prometheus_scrapes_a_head_with_tls_as_the_pod_monitor_says(tmp_path: Path) -> None:
-    ours, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "stranger")
-    cert, key = ours.sign("pong-api.team-a.svc")
-    bundled, bare = (
-        find(render(*values, apis=(POD_MONITOR,)), "PodMonitor", "cormorant-jobs")
-        for values in (("jobs.tls.caBundle=PEM",), ())
-    )
-    manifest = make_job(num_envs=2, lengths=4)
-    with (
-        serve(manifest, directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served,
-        network(int(served.server.url.rpartition(":")[2])) as (proxy, asked),
-    ):
-        configs = [
-            scrape_config("bundle", bundled, ours.cert, proxy=proxy),
-            scrape_config("stranger", bundled, stranger.cert, proxy=proxy),
-            scrape_config("no-bundle", bare, ours.cert, proxy=proxy),
-        ]
-        with Prometheus(tmp_path / "prometheus", configs) as db:
-            for name in ("bundle", "no-bundle"):
-                db.wait_for_numbers(f'cormorant_frames_total{{job="{name}", instance="10.0.0.1:8000"}}')
-            assert db.wait_for_numbers('up{job="stranger"}') == [0.0]
-        assert asked == {"pong-api.team-a.svc:8000", "10.0.0.1:8000"}
 
 
 def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
