@@ -19,7 +19,6 @@ from cormorant_cli.printing import with_options
 from cormorant_contract.children import tokens_secret
 
 if TYPE_CHECKING:
-    from cormorant_cli.cluster import Cluster, Raw
     from cormorant_client import Client, ConnectOptions
     from cormorant_client.address import Role
 
@@ -107,12 +106,13 @@ class Connection:
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; errors within the block become one-sentence messages."""
+        options: ConnectOptions
         if not self.job:
             from cormorant_client import connect
 
             token = self._own_token(role)
             hint = "" if token else "; give --token or --token-file"
-            options: ConnectOptions = {
+            options = {
                 "token": token or None,
                 "ca_file": self.ca_file or None,
                 "reconnect_s": self.reconnect_s,
@@ -120,36 +120,28 @@ class Connection:
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
-        from cormorant_cli.cluster import connected
+        from cormorant_cli.cluster import connected, identity
+        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
 
         with connected(self.context) as cluster:
             job = cluster.get("CollectorJob", self.job, namespace=self.namespace or cluster.namespace)
-            with self.client_in(cluster, job, role) as client:
-                yield client
-
-    @contextmanager
-    def client_in(
-        self, cluster: "Cluster", job: "Raw", role: "Role", *, timeout_s: float = TIMEOUT_S
-    ) -> Iterator["Client"]:
-        """A client of a job's head; see `client`."""
-        from cormorant_cli.cluster import identity
-        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
-
-        head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
-        # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
-        is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
-        options: ConnectOptions = {
-            "token": self._own_token(role) if is_own else token_of(cluster, job, role),
-            "ca_file": self.ca_file or None,
-            "timeout_s": timeout_s,
-            "reconnect_s": self.reconnect_s,
-        }
-        hint = "" if is_own else f"; the token comes from Secret {tokens_secret(job['metadata']['name'])}"
-        try:
-            with client_errors(hint), connect_to_head(cluster, job, **options) as client:
-                yield client
-        except HeadAway as error:
-            raise HeadAway(f"the head of {identity(job)} does not answer through the API server: {error}") from error
+            head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
+            # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
+            is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
+            options = {
+                "token": self._own_token(role) if is_own else token_of(cluster, job, role),
+                "ca_file": self.ca_file or None,
+                "timeout_s": TIMEOUT_S,
+                "reconnect_s": self.reconnect_s,
+            }
+            hint = "" if is_own else f"; the token comes from Secret {tokens_secret(job['metadata']['name'])}"
+            try:
+                with client_errors(hint), connect_to_head(cluster, job, **options) as client:
+                    yield client
+            except HeadAway as error:
+                raise HeadAway(
+                    f"the head of {identity(job)} does not answer through the API server: {error}"
+                ) from error
 
     def _own_token(self, role: "Role") -> str:
         if self.token or not self.token_file:

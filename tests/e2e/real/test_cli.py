@@ -7,7 +7,6 @@ import json
 import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -126,18 +125,23 @@ def test_a_script_reads_and_trains_the_job_by_its_name(job: Job) -> None:
 
 
 def test_pause_holds_until_resume(job: Job) -> None:
-    name = f"{job.namespace.name}/cart"
-    assert job.good("pause", "cart") == f"{name}: paused\n"
-    assert json.loads(job.good("status", "cart", "--json"))["pause_state"] == "paused"
+    def until(state: str) -> None:
+        job.namespace.until(
+            lambda: json.loads(job.good("status", "cart", "--json"))["pause_state"] == state, what=f"it is {state}"
+        )
+
+    job.good("pause", "cart")
+    until("paused")
     assert job.namespace.get("cjob", "cart")["spec"]["paused"] is True
-    assert job.good("resume", "cart") == f"{name}: resumed\n"
+    job.good("resume", "cart")
+    until("running")
     assert "paused until" in job.good("pause", "cart", "--ttl", "60", "--reason", "looking")
     assert "looking" in job.good("status", "cart")
     assert "still" not in job.good("resume", "cart", "--owner", "default")
 
 
 def test_push_to_a_paused_job_ends_without_waiting_for_its_workers(job: Job) -> None:
-    policy, name = job.weights("paused.safetensors"), f"{job.namespace.name}/cart"
+    policy = job.weights("paused.safetensors")
     version = int(json.loads(job.good("weights", "list", "cart", "--json"))["models"][0]["version"]) + 1
 
     def acting() -> int:
@@ -149,7 +153,7 @@ def test_push_to_a_paused_job_ends_without_waiting_for_its_workers(job: Job) -> 
         note(f"cormorant {' '.join(arguments)}: {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
         return said
 
-    assert timed("pause", "cart", "--wait", "300") == f"{name}: paused\n"
+    assert timed("pause", "cart", "--ttl", "3600", "--wait", "300").startswith("paused until")
     try:
         # Longer than the test may take: a push that waits for paused workers fails it.
         said = timed("weights", "push", str(policy), "cart", "--wait", "1700")
@@ -160,7 +164,7 @@ def test_push_to_a_paused_job_ends_without_waiting_for_its_workers(job: Job) -> 
             assert said.startswith(f"version {version}: applied, 1 of 1 workers")
             assert acting() == version
     finally:
-        assert timed("resume", "cart", "--wait", "300") == f"{name}: resumed\n"
+        assert timed("resume", "cart", "--owner", "default") == "resumed\n"
     job.namespace.until(lambda: acting() == version, what="the workers apply it")
 
 
@@ -182,19 +186,3 @@ def test_logs_are_selected_by_label(job: Job) -> None:
     together = job.namespace("logs", "-l", mine, "--prefix", "--tail=-1").splitlines()
     # [pod/cart-head-1/head] ..., [pod/cart-cpu-0-...
     assert {line.split("-")[1] for line in together} == {"head", "cpu"}
-
-
-def test_resume_of_a_job_whose_head_hangs_ends_in_time(job: Job) -> None:
-    head = job.head()
-    job.signal(head, "cormorant_api", signal.SIGSTOP)
-    try:
-        began = time.monotonic()
-        done = job("resume", "cart", "--wait", "5")
-        took_s = time.monotonic() - began
-    finally:
-        job.signal(head, "cormorant_api", signal.SIGCONT)
-    assert done.code == 1
-    assert done.err.startswith(f"waiting until the workers of {job.namespace.name}/cart run again, at most 5 s\n")
-    assert "resumed in its spec, but its workers could not be checked: " in done.err
-    # One request without an answer has 30 s elsewhere.
-    assert took_s < 25

@@ -39,7 +39,7 @@ def test_refusals_are_sentences(
 def test_token_and_namespace_of_the_context_are_used(api_server: Any) -> None:
     job = {"metadata": {"name": "pong", "namespace": "rl"}}
     with api_server(lambda _heard: Say(200, json.dumps(job).encode())) as server:
-        assert run(["pause", "pong", "--wait", "0"]) == 0
+        assert run(["pause", "pong"]) == 0
         (heard,) = server.heard
     assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
     assert heard.headers["authorization"] == "Bearer t"
