@@ -98,12 +98,6 @@ class AsyncClient:
         publish = partial(self._client._publish, body, version=version, wait=wait)
         return AsyncUpdate(await self._call(publish), self._call)
 
-    async def patch(
-        self, weights: Publishable, *, base: str | None = None, model: str = MAIN_MODEL, wait: float = 0.0
-    ) -> "AsyncUpdate":
-        """Publish some tensors of one model. Do not change them until this returns."""
-        return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
-
     async def rollback(self, version: int, *, model: str = MAIN_MODEL) -> "AsyncUpdate":
         """Publish an old version again, under a new number."""
         return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)

@@ -244,30 +244,6 @@ class Client(Fleet):
         check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
-    def patch(
-        self, weights: Publishable, *, base: str | None = None, model: str = MAIN_MODEL, wait: float = 0.0
-    ) -> Update:
-        """Publish some tensors of one model as a new version; the other tensors keep their published values.
-
-        Args:
-            weights: a state dict with a part of the model's tensors, or a safetensors file with them.
-            base: the ETag that the newest version must have (`Update.etag`, `PulledWeights.etag`); None: whatever is
-                newest when the head gets this.
-            model: name of the model.
-            wait: as in `publish`.
-
-        Raises:
-            WeightsError: `weights` contains something that is not a tensor, or tensors of several models.
-            WeightsMismatch: names, shapes or dtypes differ from the policy's.
-            Conflict: `base` is not the newest, or nothing was published yet.
-            UpdateFailed, HeadUnreachable: as in `publish`.
-        """
-        refuse_empty(FleetError, base=base)
-        body = make_body(weights, model=model)
-        if not body.model:
-            raise WeightsError("patch takes one model; call it once per model, or publish all models together")
-        return self._publish(body, wait=wait, base=base or "*")
-
     def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
         """A background publisher. If publishes come faster than they can be sent, the newest wins."""
         return Publisher(self._publish, model=model)
@@ -510,12 +486,9 @@ class Client(Fleet):
         finally:
             self.close()
 
-    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
+    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0) -> Update:
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
-        method = "PATCH" if base else "PUT"
-        if base:
-            kind["If-Match"] = base
         for attempt in range(_CONFLICTS):
             # Choosing the number here makes a repeated request harmless: the head recognizes it by version and digest.
             if version is None and self._version is None:
@@ -524,7 +497,7 @@ class Client(Fleet):
             params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(
-                    method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
+                    "PUT", path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
             except VersionTaken as error:
                 current = error.problem.current_version

@@ -13,7 +13,7 @@ ClientError, a FleetError
     Forbidden         403: the token's role does not permit this
     NotFound          404, 410: no such model, update, batch, version
     StreamEnded       410: all batches are delivered and acknowledged
-    Conflict          409, 412: the fleet is not paused, has no queue, or the base of a patch is not the newest version
+    Conflict          409, 412: the fleet is not paused, has no queue, or a condition does not hold
       VersionTaken    a StaleWeights: the version is not higher than the published one
     Refused           400, 411, 413, 415, 422: the request itself is wrong
       TensorMismatch  a WeightsMismatch: names, shapes or dtypes are not the policy's

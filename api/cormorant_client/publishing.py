@@ -92,7 +92,7 @@ class Update(Receipt):
 
     @property
     def etag(self) -> str:
-        """ETag of this version, for `base` of `patch`."""
+        """ETag of this version."""
         return self.answer.etag
 
     @property

@@ -72,7 +72,7 @@ class HeadMetrics:
             status_class=f"{min(5, max(2, status // 100))}xx",
         ).inc()
         self.exposition.histogram(declared.HTTP_DURATION, route=route).observe(seconds)
-        if method in ("PUT", "PATCH") and route.endswith("/weights") and status // 100 == _REFUSED:
+        if method == "PUT" and route.endswith("/weights") and status // 100 == _REFUSED:
             self._results["rejected"].inc()
 
     # -- gauges ------------------------------------------------------------------------------------------------

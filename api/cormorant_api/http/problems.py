@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
-_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
 _KIND_OF_STATUS = {
     401: ProblemType.UNAUTHENTICATED,
     404: ProblemType.NOT_FOUND,

@@ -70,21 +70,6 @@ _PUBLISHED: Answers = {
     202: {"model": Update, "description": "Staged. Poll the URL in `Location`."},
 }
 _PUBLISH = guarded(Role.WRITE, *_PUBLISH_PROBLEMS, also=_PUBLISHED, **_BODY, parameters=_PUBLISH_HEADERS)
-_PATCH_HEADERS = [
-    header | {"required": True, "description": "ETag of the version that the tensors are merged into; `*`: the newest."}
-    if header["name"] == "If-Match"
-    else header
-    for header in _PUBLISH_HEADERS
-]
-_PATCH = guarded(
-    Role.WRITE,
-    *_PUBLISH_PROBLEMS,
-    ProblemType.BASE_MISMATCH,
-    ProblemType.PRECONDITION_REQUIRED,
-    also=_PUBLISHED,
-    **_BODY,
-    parameters=_PATCH_HEADERS,
-)
 _FILE = guarded(
     Role.READ,
     ProblemType.UNKNOWN_MODEL,
@@ -131,22 +116,6 @@ async def publish_weights(
 ) -> Response:
     """Publish all weights of one model. Each worker applies all of them at its next batch boundary, or none."""
     return await _publish(request, head, _known(head, model), version, allows_nonfinite=allow_nonfinite)
-
-
-@router.patch("/v1/models/{model}/weights", response_model=Update, **_PATCH)
-async def patch_weights(
-    request: Request, head: TheHead, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
-) -> Response:
-    """Publish some tensors of one model. The others come from the version named by `If-Match`, which must be the
-    newest. The result is a full version: GET returns all tensors, and the digest covers all of them.
-    """
-    known = _known(head, model)
-    if "if-match" not in request.headers:
-        raise ApiError(
-            ProblemType.PRECONDITION_REQUIRED,
-            "a partial publish needs a base version; send If-Match with the ETag of that version, or * for the newest",
-        )
-    return await _publish(request, head, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
 
 
 @router.put("/v1/weights", response_model=Update, **_PUBLISH)
@@ -230,7 +199,7 @@ async def get_update(
 
 
 async def _publish(
-    request: Request, head: Head, model: str, version: int | None, *, is_partial: bool = False, allows_nonfinite: bool
+    request: Request, head: Head, model: str, version: int | None, *, allows_nonfinite: bool
 ) -> Response:
     running = head.running
     head.refuse_while_closing()
@@ -249,8 +218,7 @@ async def _publish(
             author=author_of(request),
             allows_nonfinite=allows_nonfinite,
         )
-        publish = running.publisher.patch if is_partial else running.publisher.publish
-        update, is_new = await head.bulk(publish, blob, received, wanted)
+        update, is_new = await head.bulk(running.publisher.publish, blob, received, wanted)
     if is_new:
         head.metrics.update_bytes.inc(update.bytes)
         if head.is_draining:

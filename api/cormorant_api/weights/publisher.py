@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
@@ -21,7 +21,7 @@ from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.traces import Traces
-from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined, merge
+from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag
@@ -141,27 +141,6 @@ class WeightPublisher:
             self._publishing.release()
         return (self.update(number) or update) if not self._kept(number) else update, True
 
-    def patch(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
-        """Publish some tensors of a model merged into the version named by If-Match; 409 if that is not retained."""
-        self._verify(blob, wanted.model, is_partial=True)
-        acting = self._fleet.version
-        if acting > self.store.newest:
-            raise ApiError(
-                ProblemType.BASE_MISMATCH,
-                f"workers act with version {acting} from a restored state, which the head does not retain; publish all "
-                "tensors",
-                current_version=acting,
-            )
-        history = [stored.models[wanted.model] for stored in self.store.history(wanted.model)]
-        named = wanted.headers.get("if-match", "")
-        base = next((stored for stored in history if matches(named, stored.etag)), None)
-        if base is None:
-            check_preconditions(wanted.headers, self._current_etag(wanted.model))
-            raise AssertionError("unreachable: a condition that no version fulfils does not hold")
-        whole = merge(base, blob)
-        # The digest covers all tensors, so that `publish` recognizes a retry.
-        return self.publish(whole, replace(received, digest=digest_of([whole.buffer])), wanted)
-
     def rollback(self, model: str, version: int, *, author: str) -> Update:
         """Publish a retained version again under a new version number; 404 if it is not retained."""
         stored = self.find(model, version)
@@ -278,7 +257,7 @@ class WeightPublisher:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _verify(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> None:
+    def _verify(self, blob: WeightsBlob, model: str) -> None:
         specs = self._fleet.specs
         header = parse_body(blob.buffer)
         # Unprefixed tensor names in a publish of several models.
@@ -287,7 +266,7 @@ class WeightPublisher:
             blob.check(default_model=model or default, header=header)
         except MalformedWeights as error:
             raise refusal_of(error) from error
-        verify(blob.specs, specs, only=model, is_partial=is_partial)
+        verify(blob.specs, specs, only=model)
 
     def _put(self, stored: StoredVersion) -> StoredVersion:
         """Store a version; StoreError if the write fails or takes too long."""

@@ -1,4 +1,4 @@
-"""The last K published versions, in a directory or in memory; their files are cut from uploads, joined and merged.
+"""The last K published versions, in a directory or in memory; their files are cut from uploads, and joined.
 
     DIR/weights/
       12.part/           not accepted yet; removed at start
@@ -23,11 +23,10 @@ from typing import Any
 import structlog
 import xxhash
 
-from cormorant_api.errors import ApiError, StoreError
+from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_all
 from cormorant_contract.policy import Policy
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
-from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import TensorEntry, make_header, parse_header
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
@@ -283,29 +282,6 @@ def joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
         for name, found in _located(stored.file[parsed.data_start :], parsed.tensors).items():
             tensors[f"{model}/{name.removeprefix(model + '/')}"] = found
     return WeightsBlob.joined(_laid_out(tensors, metadata))
-
-
-def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
-    """A copy of the base with the patch's tensors and metadata: metadata never belongs to two publishes. The layout is
-    the base's, so the same patch over the same base gives the same digest. 409 if the base lacks such a tensor.
-    """
-    before, theirs = parse_header(base.file), parse_header(patch.buffer)
-    tensors = _located(base.file[before.data_start :], before.tensors)
-    names = {name.removeprefix(f"{base.name}/"): name for name in tensors}
-    patched = _located(patch.buffer[theirs.data_start :], patch.tensors.get(base.name, {}))
-    for name, (new, data) in patched.items():
-        old = tensors[names[name]][0] if name in names else None
-        if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
-            found = "lacks" if old is None else f"has {old.dtype} {list(old.shape)} for"
-            raise ApiError(
-                ProblemType.BASE_MISMATCH,
-                f"version {base.version} {found} {base.name}/{name[:80]}, but the patch has it as {new.dtype} "
-                f"{list(new.shape)}: the version belongs to another policy; publish all tensors",
-                current_version=base.version,
-                current_etag=base.etag,
-            )
-        tensors[names[name]] = old, data
-    return WeightsBlob.joined(_laid_out(tensors, theirs.metadata))
 
 
 def _located(data: memoryview, entries: Mapping[str, TensorEntry]) -> Tensors:

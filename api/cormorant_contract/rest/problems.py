@@ -31,14 +31,12 @@ class ProblemType(StrEnum):
     NOT_ACCEPTABLE = "not-acceptable", 406
     UPLOAD_STALLED = "upload-stalled", 408
     VERSION_CONFLICT = "version-conflict", 409
-    BASE_MISMATCH = "base-mismatch", 409
     NOT_PAUSED = "not-paused", 409
     NO_QUEUE = "no-queue", 409
     STREAM_ENDED = "stream-ended", 410
     LENGTH_REQUIRED = "length-required", 411
     TOO_LARGE = "too-large", 413
     PRECONDITION_FAILED = "precondition-failed", 412
-    PRECONDITION_REQUIRED = "precondition-required", 428
     UNSAFE_FORMAT = "unsafe-format", 415
     UNSUPPORTED_FORMAT = "unsupported-format", 415
     INVALID_REQUEST = "invalid-request", 422

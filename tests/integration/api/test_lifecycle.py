@@ -157,7 +157,7 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
     assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
     assert wrong.json["detail"] == "DELETE is not allowed at /v1/status; use GET"
     wrong = endless.writer.call("DELETE", "/v1/models/policy/weights")
-    assert wrong.headers["allow"] == "GET, HEAD, PATCH, PUT"
+    assert wrong.headers["allow"] == "GET, HEAD, PUT"
     wrong = endless.anonymous.post("/page/main.js")
     assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD")
     for path, body in (("/v1/pause", {"ttl_seconds": True}), ("/v1/seed", {"seed": True})):

@@ -21,7 +21,6 @@ ROLES = [
     ("POST", "/v1/batches/x-1/ack", "read"),
     ("POST", "/v1/batches/x-1/release?delivery=1", "read"),
     ("PUT", "/v1/models/policy/weights", "write"),
-    ("PATCH", "/v1/models/policy/weights", "write"),
     ("PUT", "/v1/weights", "write"),
     ("POST", "/v1/models/policy:rollback", "write"),
     ("POST", "/v1/pauses", "write"),

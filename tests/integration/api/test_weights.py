@@ -19,9 +19,8 @@ from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.weights.store import WeightStore
 from cormorant_cli import __main__ as command_line
 from cormorant_testing.collecting import make_job
-from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, serve, weights_file
+from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_worker.errors import FleetError
 
 PATH = "/v1/models/policy/weights"
@@ -88,68 +87,6 @@ def test_conditions_are_checked_before_anything_changes(endless: Served) -> None
     assert (stale.status, stale.kind, stale.json["current_etag"]) == (412, "precondition-failed", etag)
     assert current(endless) == before
     assert endless.writer.put(PATH, weights_file(1), If_Match=etag).json["version"] == before + 1
-
-
-def part_file(**arrays: object) -> bytes:
-    """Some of the tensors of `policies:versioned`."""
-    return bytes(safetensors.numpy.save({name: np.asarray(array, np.float32) for name, array in arrays.items()}))
-
-
-def patch(served: Served, body: bytes, query: str = "", **headers: str) -> Reply:
-    return served.writer.call("PATCH", PATH + query, body, **{"Content_Type": SAFETENSORS, **headers})
-
-
-def test_a_part_needs_the_base_that_it_was_made_for(endless: Served) -> None:
-    base = endless.writer.put(PATH, weights_file(61))
-    unconditional = patch(endless, part_file(number=1))
-    assert (unconditional.status, unconditional.kind) == (428, "precondition-required")
-    newer = endless.writer.put(PATH, weights_file(62))
-    for stale in (base.headers["etag"], '"1:xxh3:00"'):
-        refused = patch(endless, part_file(number=1), If_Match=stale)
-        assert (refused.status, refused.kind) == (412, "precondition-failed")
-        assert refused.json["current_etag"] == newer.headers["etag"]
-    assert endless.reader.get(PATH).body == weights_file(62)
-    assert current(endless) == newer.json["version"]
-
-
-def test_a_part_that_is_sent_twice_is_published_once(endless: Served) -> None:
-    base = endless.writer.put(PATH, weights_file(71))
-    query = f"?version={base.json['version'] + 5}"
-    first = patch(endless, part_file(number=72), query, If_Match=base.headers["etag"])
-    again = patch(endless, part_file(number=72), query, If_Match=base.headers["etag"])
-    assert (first.status, again.status) == (202, 200)
-    assert first.json["update_id"] == again.json["update_id"]
-    other = patch(endless, part_file(number=73), query, If_Match="*")
-    assert (other.status, other.kind) == (409, "version-conflict")
-    assert patch(endless, part_file(number=73), If_Match="*").json["version"] == first.json["version"] + 1
-
-
-@pytest.mark.parametrize(
-    ("body", "kind"),
-    [
-        (part_file(nummer=1), "tensor-mismatch"),
-        (part_file(number=[1, 2]), "tensor-mismatch"),
-        (bytes(safetensors.numpy.save({"number": np.asarray(1.0)})), "tensor-mismatch"),
-        (bytes(safetensors.numpy.save({"critic/number": np.asarray(1.0, np.float32)})), "tensor-mismatch"),
-        (part_file(), "tensor-mismatch"),
-        (part_file(number=1)[:-1], "malformed-safetensors"),
-    ],
-)
-def test_a_part_that_does_not_fit_changes_nothing(endless: Served, body: bytes, kind: str) -> None:
-    before = endless.writer.put(PATH, weights_file(81)).json["version"]
-    refused = patch(endless, body, If_Match="*")
-    assert (refused.kind, current(endless)) == (kind, before)
-    assert endless.reader.get(PATH).body == weights_file(81)
-
-
-def test_a_part_over_bytes_that_are_not_kept_is_refused(endless: Served) -> None:
-    endless.writer.put(PATH, weights_file(91))
-    # As when the disk did not take what a restored state brought.
-    acting = endless.fleet.publish(numbered(92), wait_s=60).version
-    refused = patch(endless, part_file(number=1), If_Match="*")
-    assert (refused.status, refused.kind, refused.json["current_version"]) == (409, "base-mismatch", acting)
-    assert endless.writer.put(PATH, weights_file(93)).status == 202
-    assert patch(endless, part_file(number=94), If_Match="*").status == 202
 
 
 def test_several_models_are_told_apart_by_prefix(endless: Served) -> None:

@@ -21,10 +21,8 @@ from cormorant_client import (
     BatchGone,
     Client,
     ClientError,
-    Conflict,
     LearnerLink,
     Unauthenticated,
-    WeightsError,
     connect,
 )
 from cormorant_contract.errors import FleetClosed, FleetError
@@ -453,19 +451,6 @@ def test_bad_tokens_by_command(command: Any) -> None:
     assert code == 1
     assert len(err.splitlines()) == 1
     assert command("status", "--token-file", "/nowhere")[0] == 2
-
-
-def test_a_part_of_the_weights_is_published(client: Client) -> None:
-    whole = client.publish(numbered(41), wait=30)
-    part = client.patch({"bias": torch.zeros(3)}, base=whole.etag, wait=30)
-    assert (part.version, part.state) == (whole.version + 1, "applied")
-    found = client.weights().numpy()
-    assert (found["number"], found["bias"].tolist()) == (41, [0, 0, 0])
-    with pytest.raises(Conflict, match="does not match"):
-        client.patch({"bias": torch.ones(3)}, base=whole.etag)
-    assert client.patch({"bias": torch.ones(3)}).version == part.version + 1
-    with pytest.raises(WeightsError, match="patch takes one model"):
-        client.patch({"policy": {"bias": torch.ones(3)}})
 
 
 def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None:

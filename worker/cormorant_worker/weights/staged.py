@@ -60,10 +60,9 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
     }
 
 
-def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial: bool = False) -> None:
+def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "") -> None:
     """Compare the whole set of tensors with what the policy needs, before anything is applied. `only`: the only model
-    that may be among them; empty: each of the policy's; `is_partial`: tensors may be missing. Raises WeightsMismatch
-    with all differences.
+    that may be among them; empty: each of the policy's. Raises WeightsMismatch with all differences.
     """
     if not specs:
         raise WeightsMismatch(
@@ -79,7 +78,7 @@ def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", is_partial
             unexpected += [f"{model}/{name}" for name in tensors] or [model]
             continue
         needed = allowed[model]
-        missing += [f"{model}/{name}" for name in needed if name not in tensors and not is_partial]
+        missing += [f"{model}/{name}" for name in needed if name not in tensors]
         for name, tensor in tensors.items():
             spec = needed.get(name)
             if spec is None:
