@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import structlog
 
@@ -33,7 +33,6 @@ from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.settings import HeadSettings
-from cormorant_api.traces import Traces
 from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
@@ -47,6 +46,9 @@ from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.cached import Settled
+
+if TYPE_CHECKING:
+    from cormorant_api.traces import Traces
 
 log = structlog.get_logger()
 
@@ -155,9 +157,7 @@ class Head:
         self.bulk = Threads(self, 16, name="bulk")
         """For long calls."""
         self.at_boundary = Threads(self, 2, name="boundary")
-        """For calls that wait for all workers to finish their batches. A worker that does not finish delays the other
-        calls of this pool, but no batch.
-        """
+        """For calls that wait for workers. One that does not answer delays other calls of this pool, but no batch."""
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -251,7 +251,8 @@ class Head:
         for threads in (self.quick, self.bulk, self.at_boundary):
             threads.pool.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
-        self.traces.close()
+        if self.traces is not None:
+            self.traces.close()
 
     # -- queries -----------------------------------------------------------------------------------------------
 
@@ -383,7 +384,8 @@ class Head:
     def update_ended(self, update: Update) -> None:
         """Report a publish that was applied, failed, is late or was superseded."""
         self.metrics.update_ended(update)
-        self.traces.update_ended(update)
+        if self.traces is not None:
+            self.traces.update_ended(update)
         self.events.add(
             "update", update_id=update.update_id, version=update.version, state=update.state, reason=update.error
         )
@@ -455,20 +457,21 @@ class Head:
                 has_told_error = ""
 
 
-def open_traces(*, job: str, namespace: str) -> Traces:
-    """The traces that the OTEL_* variables select. HeadFault if they require a package that is not installed, or name
-    an unknown exporter.
+def open_traces(*, job: str, namespace: str) -> "Traces | None":
+    """The traces that the OTEL_* variables ask for. HeadFault if they require a package that is not installed, or an
+    exporter other than OTLP over HTTP.
     """
     endpoint = next(filter(None, map(os.environ.get, _OTLP_ENDPOINTS)), "")
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if endpoint else "none")
     if exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return Traces()
+        return None
+    if exporter != "otlp":
+        raise HeadFault(f"OTEL_TRACES_EXPORTER={exporter} is not supported; use otlp, over http/protobuf, or none")
     try:
-        from cormorant_api.span_traces import SpanTraces, make_exporter
-
-        return SpanTraces(make_exporter(exporter), job=job, namespace=namespace, endpoint=endpoint)
+        from cormorant_api.traces import Traces
     except ImportError as error:
         raise HeadFault(
             f"the OTEL_* variables ask for traces, but {error.name} is not installed; install cormorant[otel], or set "
             "OTEL_TRACES_EXPORTER=none"
         ) from None
+    return Traces(job=job, namespace=namespace, endpoint=endpoint)

@@ -23,7 +23,7 @@ from cormorant_contract.base import (
     keyed_by,
 )
 from cormorant_contract.info import Axis, InfoKeys
-from cormorant_contract.rule import Rule, each_once, exactly_one
+from cormorant_contract.rule import Rule, each_once, one_of
 from cormorant_contract.variants import Variant, Variants
 
 MAX_NUM_ENVS = 65536
@@ -140,11 +140,8 @@ class Wrapper(Contract):
     """Keyword arguments of the wrapper."""
 
 
-_ID_OR_ENTRYPOINT: Rule = exactly_one(
-    "id",
-    "entrypoint",
-    "write id for a registered environment, or entrypoint for a factory of your own",
-    are_strings=True,
+_ID_OR_ENTRYPOINT = one_of(
+    "id", "entrypoint", remedy="write id for a registered environment, or entrypoint for a factory of your own"
 )
 
 
@@ -349,11 +346,8 @@ class OpenEnvEnv(EnvBlock):
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
         return (
-            exactly_one(
-                "image",
-                "url",
-                "write image for a server beside each worker, or url for one that runs already",
-                are_strings=True,
+            one_of(
+                "image", "url", remedy="write image for a server beside each worker, or url for one that runs already"
             ),
         )
 
@@ -393,8 +387,6 @@ _SUBPROCESS = " || ".join(
     for kind, block in KINDS.items()
     if "vectorization" in block.model_fields
 )
-_NAMES = f"{', '.join([*KINDS][:-1])} and {[*KINDS][-1]}"
-_COUNT = f"[{', '.join(f'has(self.{kind})' for kind in KINDS)}].filter(x, x).size()"
 
 
 class Env(Contract):
@@ -460,11 +452,7 @@ class Env(Contract):
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
         return (
-            Rule(
-                cel=f"{_COUNT} == 1",
-                sentence=f"exactly one of {_NAMES} is required, found {{found}}; write one block",
-                values={"found": f"{_COUNT} > 1 ? 'several' : 'none'"},
-            ),
+            one_of(*KINDS, remedy="write one block"),
             each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
             each_once(
                 "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"

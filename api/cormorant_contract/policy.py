@@ -16,7 +16,7 @@ from cormorant_contract.base import (
     Text,
     Whole,
 )
-from cormorant_contract.rule import Rule, exactly_one, one_of
+from cormorant_contract.rule import Rule, one_of
 
 
 class RandomPolicy(Contract):
@@ -176,4 +176,4 @@ class Code(Contract):
 
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
-        return (exactly_one("configMap", "image", "write one", are_strings=True),)
+        return (one_of("configMap", "image", remedy="write one"),)

@@ -110,15 +110,3 @@ def one_of(*names: str, remedy: str) -> Rule:
         sentence=f"exactly one of {', '.join(names[:-1])} and {names[-1]} is required, found {{found}}; {remedy}",
         values={"found": count},
     )
-
-
-def exactly_one(first: str, second: str, remedy: str, *, are_strings: bool = False) -> Rule:
-    """The rule that one of two optional fields is set. `are_strings`: the message shows both fields' values where both
-    are set.
-    """
-    both = f"'{first} ' + self.{first} + ' and {second} ' + self.{second}" if are_strings else "'both'"
-    return Rule(
-        cel=f"has(self.{first}) != has(self.{second})",
-        sentence=f"exactly one of {first} and {second} is required, found {{found}}; {remedy}",
-        values={"found": f"has(self.{first}) ? {both} : 'neither'"},
-    )

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import LABEL_PATTERN, OPTIONAL_NAME_PATTERN, Contract, JsonObject, Whole
-from cormorant_contract.rule import Rule, exactly_one
+from cormorant_contract.rule import Rule, one_of
 
 MAX_REPLICAS = 9999
 """A worker's index has at most four digits, so that pod names fit 63 characters."""
@@ -57,7 +57,7 @@ class HeadTls(Contract):
 
     @classmethod
     def rules(cls) -> tuple[Rule, ...]:
-        return (exactly_one("secretName", "certManager", "write one of the two"),)
+        return (one_of("secretName", "certManager", remedy="write one of the two"),)
 
 
 class Head(Contract):

@@ -3,7 +3,6 @@
 YAML is read as kubectl reads it (go-yaml): no timestamps, no base 60, `1e3` is a number; a key may stand once.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -76,7 +75,7 @@ def _text_of(path: str | Path, source: str) -> str:
 
 def _documents(text: str, source: str) -> list[yaml.Node | None]:
     try:
-        loader = _Loader(_without_tabs(text))
+        loader = _Loader(text)
         try:
             roots: list[yaml.Node | None] = []
             while loader.check_node():
@@ -97,17 +96,6 @@ def _documents(text: str, source: str) -> list[yaml.Node | None]:
         ) from error
     except RecursionError:
         raise _refusal(source, "is nested too deeply for a manifest") from None
-
-
-def _without_tabs(text: str) -> str:
-    """JSON indented with tabs, which YAML forbids; inside of a JSON string no tab can stand."""
-    if "\t" not in text or not text.lstrip().startswith("{"):
-        return text
-    try:
-        json.loads(text)
-    except ValueError:
-        return text
-    return text.replace("\t", " ")
 
 
 def _job(root: yaml.Node, source: str, position: int) -> CollectorJob:

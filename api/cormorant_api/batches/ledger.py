@@ -16,10 +16,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_api.traces import RoundTrace, Traces
 from cormorant_worker.fleet.batch_queue import Loan
+
+if TYPE_CHECKING:
+    from cormorant_api.traces import RoundTrace, Traces
 
 MOST_CONSUMERS = 256
 """Number of remembered consumers; the least recently seen is dropped first."""
@@ -31,7 +34,7 @@ class Entry:
 
     number: int
     loan: Loan
-    trace: RoundTrace
+    trace: "RoundTrace | None"
     deliveries: int = 0
     consumer: str = ""
     """Current holder; empty while ready."""
@@ -50,7 +53,7 @@ class Lent:
 
     id: str
     loan: Loan
-    trace: RoundTrace
+    trace: "RoundTrace | None"
     delivery: int
     """Number of this delivery, from 1."""
     lent_at: float
@@ -88,7 +91,7 @@ class Ledger:
         epoch: str,
         ack_within_s: float,
         on_settled: Callable[[int], "Future[None]"] | None = None,
-        traces: Traces | None = None,
+        traces: "Traces | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`epoch`: first part of every batch id, unique to this run of the head. `on_settled`: called with the total of
@@ -100,7 +103,7 @@ class Ledger:
         self.notifier = AsyncNotifier()
         """Notified when a batch becomes ready and when the last one is settled."""
         self._on_settled = on_settled
-        self._traces = traces or Traces()
+        self._traces = traces
         self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
@@ -120,7 +123,7 @@ class Ledger:
     # -- the fleet's side --------------------------------------------------------------------------------------
 
     def add(self, loan: Loan) -> None:
-        trace = self._traces.begin_round(loan)
+        trace = None if self._traces is None else self._traces.begin_round(loan)
         with self._lock:
             self._entries[self._next] = Entry(number=self._next, loan=loan, trace=trace)
             heapq.heappush(self._ready, self._next)
@@ -151,15 +154,11 @@ class Ledger:
     def close(self) -> None:
         """Return every loan that is not being read; the others follow when their response ends."""
         with self._releasing() as over:
-            returned = [entry for entry in self._entries.values() if not entry.is_acked]
-            self._returned = frozenset(entry.number for entry in returned)
+            self._returned = frozenset(entry.number for entry in self._entries.values() if not entry.is_acked)
             for entry in tuple(self._entries.values()):
-                entry.is_acked = True
-                self._forget_if_over(entry, over)
+                self._end(entry, "returned", over)
             self._ready.clear()
             self.is_exhausted = True
-        for entry in returned:
-            entry.trace.over("returned")
         self.notifier.notify()
 
     # -- the consumers' side -----------------------------------------------------------------------------------
@@ -168,7 +167,6 @@ class Ledger:
         """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: drop and count batches
         with frames of an older version. Random frames (version -1) are never too old.
         """
-        dropped: list[Entry] = []
         found: Lent | None = None
         with self._releasing() as over:
             record = self._consumers.setdefault(consumer, ConsumerRecord())
@@ -180,9 +178,7 @@ class Ledger:
                 entry = self._entries[heapq.heappop(self._ready)]
                 if 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
-                    dropped.append(entry)
-                    entry.is_acked = True
-                    self._forget_if_over(entry, over)
+                    self._end(entry, "stale", over)
                     self._settle()
                     continue
                 now = self._clock()
@@ -191,6 +187,8 @@ class Ledger:
                 entry.senders += 1
                 self._redelivered += entry.deliveries > 1
                 record.taken += 1
+                if entry.trace is not None:
+                    entry.trace.lent(consumer)
                 found = Lent(
                     id=f"{self.epoch}-{entry.number}",
                     loan=entry.loan,
@@ -198,10 +196,6 @@ class Ledger:
                     delivery=entry.deliveries,
                     lent_at=now,
                 )
-        for entry in dropped:
-            entry.trace.over("stale")
-        if found is not None:
-            found.trace.lent(consumer)
         return found
 
     def sent(self, batch_id: str) -> None:
@@ -212,8 +206,9 @@ class Ledger:
             if entry is None:
                 return
             entry.senders -= 1
+            if entry.trace is not None:
+                entry.trace.sent()
             self._forget_if_over(entry, over)
-        entry.trace.sent()
 
     def attach(self, batch_id: str, *, is_read: Callable[[], bool]) -> None:
         """Keep a batch's memory while `is_read()`, which must be quick."""
@@ -236,7 +231,6 @@ class Ledger:
             entry = self._entries.get(number)
             if entry is None or entry.is_acked:
                 return self._kept
-            entry.is_acked = True
             if not entry.consumer:
                 # It was taken back, and its previous consumer acknowledges it late.
                 self._ready.remove(number)
@@ -248,8 +242,7 @@ class Ledger:
             entry.consumer = ""
             entry.loan.acknowledge()
             kept = self._settle()
-            self._forget_if_over(entry, over)
-        entry.trace.over("acknowledged")
+            self._end(entry, "acknowledged", over)
         self.notifier.notify()
         return kept
 
@@ -316,6 +309,13 @@ class Ledger:
     def _take_back(self, entry: Entry) -> None:
         entry.consumer = ""
         heapq.heappush(self._ready, entry.number)
+
+    def _end(self, entry: Entry, how: str, over: list[Loan]) -> None:
+        """Never deliver it again."""
+        if entry.trace is not None and not entry.is_acked:
+            entry.trace.over(how)
+        entry.is_acked = True
+        self._forget_if_over(entry, over)
 
     def _forget_if_over(self, entry: Entry, over: list[Loan]) -> None:
         if entry.is_acked and not entry.senders and not entry.is_read():

@@ -125,7 +125,7 @@ async def next_batch(
             DELIVERY: str(lent.delivery),
             ACK_WITHIN: f"{ledger.ack_within_s:g}",
             "Cache-Control": "no-store",
-            **lent.trace.headers,
+            **(lent.trace.headers if lent.trace is not None else {}),
         }
         if MEMORY_JSON in request.headers.get("accept", "") and (memories := memories_of(lent.loan)):
             described = describe_memory(lent, file, memories, ack_within_s=ledger.ack_within_s)

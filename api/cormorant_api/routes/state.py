@@ -16,8 +16,6 @@ from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import parse_body, receive, size_of_body
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_api.status import describe
-from cormorant_api.weights.publisher import check_preconditions
-from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.control import Reseed, Seeded
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
@@ -50,9 +48,7 @@ async def get_state(head: TheHead) -> Response:
     Unacknowledged batches are counted but not saved: pause and take them first.
     """
     state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
-    view = memoryview(state)
-    etag = f'"{digest_of([view])}"'
-    return memory_response([view], media_type=SAFETENSORS, headers={"ETag": etag, "Cache-Control": "no-store"})
+    return memory_response([memoryview(state)], media_type=SAFETENSORS, headers={"Cache-Control": "no-store"})
 
 
 @router.put(
@@ -63,14 +59,12 @@ async def get_state(head: TheHead) -> Response:
         ProblemType.UPLOAD_STALLED,
         ProblemType.NOT_PAUSED,
         ProblemType.LENGTH_REQUIRED,
-        ProblemType.PRECONDITION_FAILED,
         ProblemType.UNSUPPORTED_FORMAT,
         ProblemType.UNSAFE_FORMAT,
         ProblemType.STATE_MISMATCH,
         ProblemType.BUSY,
         ProblemType.STORE_FAILED,
         requestBody={"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
-        parameters=[{"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False}],
     ),
 )
 async def put_state(request: Request, head: TheHead) -> Status:
@@ -88,8 +82,6 @@ async def put_state(request: Request, head: TheHead) -> Status:
         saved = await head.bulk(_read, state)
 
         def restore() -> None:
-            if "if-match" in request.headers:
-                check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
             head.keep_restored()
             # Workers use the restored weights now, so GET of weights must return them.

@@ -17,7 +17,7 @@ from cormorant_api.routes.routing import GuardedRoute, TheHead, guarded
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.status import Build, Check, Readiness, SpacesReport, Status, Workers
+from cormorant_contract.rest.status import Build, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
 
@@ -80,25 +80,19 @@ async def livez(head: TheHead) -> Response:
 @health.get(
     "/readyz",
     response_model=Readiness,
-    responses={503: {"model": Readiness, "description": "Not ready; `?verbose` says why."}},
+    responses={503: {"model": Readiness, "description": "Not ready."}},
 )
-async def readyz(
-    head: TheHead, verbose: str | None = None, wait: Annotated[float, Query(ge=0, le=60)] = 0.0
-) -> Response:
-    """Readiness. `?verbose` lists the checks; `?wait=SECONDS` waits that long for the first worker."""
+async def readyz(head: TheHead, wait: Annotated[float, Query(ge=0, le=60)] = 0.0) -> Response:
+    """Readiness. `?wait=SECONDS` waits that long for the first worker."""
     deadline = time.monotonic() + wait
     while not (head.is_running or head.is_closing or head.failure) and time.monotonic() < deadline:
         await asyncio.sleep(_LOOK_S)
-    has_started = "" if head.is_running else "the first worker has not started yet"
-    checks = (
-        Check(name="workers", ok=head.is_running, detail=has_started),
-        # A draining head stays ready: learners still take the last batches through the Service.
-        Check(name="not-closing", ok=not head.is_closing),
-        Check(name="fleet", ok=not head.failure, detail=head.failure),
-    )
-    ready = all(check.ok for check in checks)
-    body = Readiness(ready=ready, checks=checks if verbose is not None else ())
-    return JSONResponse(body.model_dump(mode="json"), status_code=200 if ready else 503)
+    # A draining head stays ready: learners still take the last batches through the Service.
+    reason = head.failure or ("the head is shutting down" if head.is_closing else "")
+    if not (reason or head.is_running):
+        reason = "the first worker has not started yet"
+    body = Readiness(ready=not reason, reason=reason)
+    return JSONResponse(body.model_dump(mode="json"), status_code=503 if reason else 200)
 
 
 @health.get(

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TYPE_CHECKING
 
 import structlog
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
-from cormorant_api.traces import Traces
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX
@@ -32,6 +32,9 @@ from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 from cormorant_worker.weights.staged import verify
+
+if TYPE_CHECKING:
+    from cormorant_api.traces import Traces
 
 log = structlog.get_logger()
 
@@ -63,7 +66,7 @@ class WeightPublisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
     def __init__(
-        self, fleet: WorkerFleet, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
+        self, fleet: WorkerFleet, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: "Traces | None"
     ) -> None:
         self.store, self.tracker = store, tracker
         self._fleet, self._events, self._traces = fleet, events, traces
@@ -123,7 +126,8 @@ class WeightPublisher:
             except StoreError as error:
                 log.exception("weights_not_kept", version=number)
                 raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
-            self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
+            if self._traces is not None:
+                self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
             try:
                 update = self._distribute(blob, stored, received, verify_ms)
             except BaseException:

@@ -228,16 +228,9 @@ class Build(Answer):
     api: Literal["v1"] = "v1"
 
 
-class Check(Answer):
-    """One readiness check."""
-
-    name: str
-    ok: bool
-    detail: str = ""
-
-
 class Readiness(Answer):
     """Whether the head accepts requests."""
 
     ready: bool
-    checks: tuple[Check, ...]
+    reason: str = ""
+    """Why it does not."""

@@ -87,7 +87,7 @@ class Update(Answer):
     state: UpdateState
     workers: WorkerCounts
     receipts: tuple[UpdateReceipt, ...]
-    """Receipts by worker. Kept for the last 20 publishes; older ones have only `workers`."""
+    """Receipts by worker. Kept for the last 100 publishes of this head."""
     superseded_by: Version | None = None
     error: str = ""
     warning: str = ""

@@ -112,7 +112,7 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
         while take(served, wait=0.5).status == 200:
             pass
-        assert served.writer.get("/v1/state").headers["etag"] == saved.headers["etag"]
+        assert served.writer.get("/v1/state").body == saved.body
         assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
 
         def collect(count: int) -> tuple[list[bytes], set[int]]:
@@ -126,8 +126,6 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
             return found, ids
 
         first, used = collect(5)
-        stale = served.writer.put("/v1/state", saved.body, If_Match='"xxh3:00"')
-        assert (stale.status, stale.kind) == (412, "precondition-failed")
         restored = served.writer.put("/v1/state", saved.body)
         assert restored.status == 200, restored.body
         again, ids = collect(5)
@@ -224,12 +222,7 @@ def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: 
 
 def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
     assert endless.anonymous.get("/livez").body == b"ok\n"
-    assert endless.anonymous.get("/readyz").json == {"ready": True, "checks": []}
-    assert [check["name"] for check in endless.anonymous.get("/readyz?verbose").json["checks"]] == [
-        "workers",
-        "not-closing",
-        "fleet",
-    ]
+    assert endless.anonymous.get("/readyz").json == {"ready": True, "reason": ""}
     assert endless.anonymous.get("/version").json["api"] == "v1"
 
 
@@ -438,11 +431,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
         assert served.server.wait(lambda: False) == "drained"
         served.server.head.close()
-        assert served.anonymous.get("/readyz?verbose").json["checks"][1] == {
-            "name": "not-closing",
-            "ok": False,
-            "detail": "",
-        }
+        assert served.anonymous.get("/readyz").json == {"ready": False, "reason": "the head is shutting down"}
 
 
 def test_livez_fails_when_the_fleets_thread_hangs(endless: Served) -> None:

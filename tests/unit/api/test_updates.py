@@ -193,15 +193,3 @@ def test_a_receipt_costs_the_same_for_any_number_of_workers_and_updates() -> Non
         ]
 
     assert costs(2000, 3) == costs(10, 3) == costs(10, 300)
-
-
-def test_old_updates_keep_counts_without_receipts() -> None:
-    board = Board()
-    for version in range(1, 40):
-        board.publish(version)
-        board.tracker.acknowledged("cpu-0", version)
-        board.tracker.acknowledged("cpu-1", version)
-    kept = sum(len(record.receipts) for record in board.tracker._records.values())
-    assert kept == 20 * 2
-    assert (board.see(1).receipts, board.see(1).workers.acked, board.see(1).state) == ((), 2, "applied")
-    assert len(board.see(20).receipts) == 2
