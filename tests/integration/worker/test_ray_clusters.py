@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from cormorant_testing.scripts import environment, of_session, start_script, until
 
@@ -102,7 +101,7 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
     assert told == {"frames": 2000, "accepted": 2000, "balance": 0, "oldest_of_replacements": 2}
 
 
-def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None:
+def test_workers_are_spread_over_nodes_with_their_code(tmp_path: Path) -> None:
     (tmp_path / "sent_along.py").write_text(
         "import os\n"
         "from cormorant_testing.envs import make_counting\n"
@@ -112,51 +111,29 @@ def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None
     told = run(
         """
         cluster = make_cluster(num_cpus=2)
-        cluster.add_node(num_cpus=2, num_gpus=1, **STORE)
+        cluster.add_node(num_cpus=2, **STORE)
         def places(fleet):
             members = sorted(fleet._core.slots.workers, key=lambda member: member.slot.key)
             return [member.connection._node_id for member in members]
 
-        def job(entrypoint, **group):
-            document = make_job(num_envs=2, lengths=4).to_document()
-            document["spec"]["env"]["gymnasium"] = {"entrypoint": entrypoint, "vectorization": "inline", "numEnvs": 2}
-            document["spec"]["workerGroups"] = [{"name": "main", **group}]
-            document["spec"]["replicas"] = 2
-            return load_job(document)
-
+        document = make_job(num_envs=2, lengths=4).to_document()
+        env = {"entrypoint": "sent_along:make", "vectorization": "inline", "numEnvs": 2}
+        group = {"name": "main", "resources": {"requests": {"cpu": 1}}}
+        document["spec"] |= {"env": {"gymnasium": env}, "workerGroups": [group], "replicas": 2}
         sent = {"working_dir": sys.argv[1], "env_vars": {"LENGTH": "4"}}
         checker = make_checker(2, lengths=4, versions=False)
-        on_cpus = job("sent_along:make", resources={"requests": {"cpu": 1}})
         spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
-        with WorkerFleet(on_cpus, None, engine=RayEngine(spreading)) as fleet:
+        with WorkerFleet(load_job(document), None, engine=RayEngine(spreading)) as fleet:
             batches = LocalFleet(fleet).batches()
             for _ in range(10):
                 checker.take(next(batches))
             spread, free = places(fleet), ray.available_resources()["CPU"]
-
-        on_gpu = job("cormorant_testing.envs:make_counting", device="gpu")
-        shared = RayOptions(address=cluster.address, num_gpus=0.5)
-        with WorkerFleet(on_gpu, FleetOptions(device="cpu"), engine=RayEngine(shared)) as fleet:
-            assert fleet.borrow() is not None
-            gpus = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")}
-            together = set(places(fleet)) == gpus
-        try:
-            WorkerFleet(on_gpu, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=cluster.address))).close()
-            refusal = ""
-        except CormorantError as error:
-            refusal = str(error)
-        print(json.dumps({"frames": checker.frames, "spread": len(set(spread)), "workers": len(spread), "free": free,
-                          "together": together, "refusal": refusal}), flush=True)
+        print(json.dumps({"frames": checker.frames, "spread": len(set(spread)), "workers": len(spread), "free": free}))
         cluster.shutdown()
         """,
         str(tmp_path),
     )
-    refusal = told.pop("refusal")
-    assert told == {"frames": 200, "spread": 2, "workers": 2, "free": 2.0, "together": True}
-    if not torch.cuda.is_available():
-        # The node says that it has a GPU, and its worker finds none.
-        assert "worker main-0" in refusal
-        assert "torch finds no CUDA device" in refusal
+    assert told == {"frames": 200, "spread": 2, "workers": 2, "free": 2.0}
 
 
 def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
