@@ -122,7 +122,8 @@ def test_workers_are_spread_over_nodes_with_their_code(tmp_path: Path) -> None:
         document["spec"] |= {"env": {"gymnasium": env}, "workerGroups": [group], "replicas": 2}
         sent = {"working_dir": sys.argv[1], "env_vars": {"LENGTH": "4"}}
         checker = make_checker(2, lengths=4, versions=False)
-        spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
+        spread = [{"scheduling_strategy": "SPREAD"}] * 2
+        spreading = RayOptions(address=cluster.address, actors=spread, runtime_env=sent)
         with WorkerFleet(load_job(document), None, engine=RayEngine(spreading)) as fleet:
             batches = LocalFleet(fleet).batches()
             for _ in range(10):

@@ -58,7 +58,7 @@ CALLS: dict[str, tuple[Callable[..., Any], type[Exception], dict[str, tuple[Any,
     "read_dataset": (cormorant.read_dataset, DatasetError, {"uri": ("", 0, ())}),
     "FleetOptions": (cormorant.FleetOptions, ManifestError, {"device": ("", ()), "hang_timeout_s": (0, 0.0)}),
     "RayOptions": (
-        cormorant.RayOptions, ManifestError, {"address": ("",), "scheduling": ("",), "object_store_bytes": (0,)}
+        cormorant.RayOptions, ManifestError, {"address": ("",), "object_store_bytes": (0,)}
     ),
     "connect": (
         partial(cormorant.connect, "http://127.0.0.1:9"),
@@ -109,7 +109,7 @@ WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
         "should_stop": (True,), "storing_device": (None, "tpu"),
     },
     "RayOptions": {
-        "num_cpus": ("", "2", -1, True), "resources": ([], {"slot": "one"}), "scheduling": ("FAST", None),
+        "num_cpus": ("", "2", -1, True), "resources": ([], {"slot": "one"}),
         "runtime_env": (None,), "actors": ({},), "address": (b"auto",), "object_store_bytes": ("1G",),
     },
     "connect": {"token": (5, b"t"), "timeout_s": ("5", None, -1), "reconnect_s": ("x",), "ca_file": (5,)},

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
@@ -30,8 +30,6 @@ class RayOptions:
     slot_resources: bool = False
     """Worker `cpu-0` requests 1 of the resource `slot:cpu-0`, which only its pod offers, and may use the whole pod. It
     requests CPUs and GPUs only where `num_cpus` and `num_gpus` say so."""
-    scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
-    """Ray's strategy: pack workers on few nodes, or spread them."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment of each worker; not needed for code that all nodes have. If the process is already
     connected, folders must be URIs, because Ray uploads local folders only when it connects."""
@@ -45,9 +43,7 @@ class RayOptions:
     machine's memory."""
 
     def __post_init__(self) -> None:
-        refuse_empty(
-            ManifestError, address=self.address, scheduling=self.scheduling, object_store_bytes=self.object_store_bytes
-        )
+        refuse_empty(ManifestError, address=self.address, object_store_bytes=self.object_store_bytes)
         check_types(ManifestError, RayOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
 
 
@@ -68,7 +64,6 @@ def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *,
     own = dict(options.actors[place.index]) if place.index < len(options.actors) else {}
     asked_cpus = options.num_cpus if options.num_cpus is not None else 1.0 if cpus is None else cpus
     return {
-        "scheduling_strategy": options.scheduling,
         **own,
         "num_cpus": asked_cpus if is_own else own.get("num_cpus", asked_cpus),
         "num_gpus": own.get("num_gpus", gpus if options.num_gpus is None else options.num_gpus),
