@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -111,9 +110,6 @@ class Cluster:
         """Merge a patch into an object."""
         place, query = _Place(kind, namespace, name), {"fieldManager": MANAGER}
         return self._ask("PATCH", place, query=query, body=body, content_type="application/merge-patch+json")
-
-    def delete(self, kind: str, name: str, *, namespace: str) -> None:
-        self._ask("DELETE", _Place(kind, namespace, name))
 
     def version(self) -> str:
         return str(self._ask("GET", _Place()).get("gitVersion", ""))
@@ -328,19 +324,6 @@ def why(fact: Raw) -> str:
     """A condition's reason and message, as the end of a message."""
     message = str(fact.get("message") or "").strip()
     return f"{fact.get('reason', '')}{f': {message}' if message else ''}"
-
-
-def age(time: str, now: datetime) -> str:
-    """Age in kubectl's format: 45s, 12m, 3h4m, 5d."""
-    seconds = max(0, int((now - datetime.fromisoformat(time)).total_seconds()))
-    minutes, hours, days = seconds // 60, seconds // 3600, seconds // 86400
-    if seconds < 120:
-        return f"{seconds}s"
-    if minutes < 120:
-        return f"{minutes}m"
-    if hours < 48:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    return f"{days}d"
 
 
 def identity(job: Raw) -> str:

@@ -44,26 +44,19 @@ class CodeMap:
     def name(self, job: str) -> str:
         return code_config_map(job, self.digest)
 
-    def manifest(self, job: str, *, namespace: str, owner: Raw | None = None) -> Raw:
-        """The ConfigMap. `owner`: the job as the server returned it: Kubernetes deletes the ConfigMap with the job.
-        None: the job does not exist yet.
-        """
+    def manifest(self, job: str, *, namespace: str, owner: Raw) -> Raw:
+        """The ConfigMap. `owner`: the job as the server returned it: Kubernetes deletes the ConfigMap with the job."""
         text = {name: data.decode() for name, data in self.files.items() if _is_text(data)}
         binary = {name: base64.b64encode(data).decode() for name, data in self.files.items() if name not in text}
         metadata: Raw = {
             "name": self.name(job),
             "namespace": namespace,
             "labels": {"app.kubernetes.io/name": "cormorant", "app.kubernetes.io/part-of": "cormorant", JOB: job},
+            "ownerReferences": [
+                {key: owner[key] for key in ("apiVersion", "kind")}
+                | {key: owner["metadata"][key] for key in ("name", "uid")}
+            ],
         }
-        if owner is not None:
-            metadata["ownerReferences"] = [
-                {
-                    "apiVersion": owner["apiVersion"],
-                    "kind": owner["kind"],
-                    "name": owner["metadata"]["name"],
-                    "uid": owner["metadata"]["uid"],
-                }
-            ]
         parts = {key: value for key, value in (("data", text), ("binaryData", binary)) if value}
         return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **parts}
 

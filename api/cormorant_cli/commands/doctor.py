@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cormorant_cli.cluster import Cluster, Raw, age, condition, connected, holds, identity, is_current, why
+from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import NotAllowed, ObjectMissing
 from cormorant_cli.printing import tell
@@ -159,7 +159,7 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
         if (now - datetime.fromisoformat(born)).total_seconds() <= _SEEN_WITHIN_S:
             yield Finding("note", f"{name} was just created and has no status yet")
             return
-        sentence = f"no operator has reconciled {name} since its creation {age(born, now)} ago: it has no status"
+        sentence = f"no operator has reconciled {name} since its creation at {born}: it has no status"
         yield Finding("problem", sentence)
         return
     if not is_current(job) and not holds(job, "Completed") and not holds(job, "Failed"):
@@ -175,7 +175,7 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
         code = f", exit code {last['exitCode']}" if last.get("exitCode") is not None else ""
         words = f": {last['message']}" if last.get("message") else ""
         advice = "; raise the memory limit of its group" if last["reason"] == "OOMKilled" else ""
-        counted = f"{len(failures)} pods failed, most recently {last['pod']} {age(last['time'], now)} ago"
+        counted = f"{len(failures)} pods failed, most recently {last['pod']} at {last['time']}"
         yield Finding("note", f"{counted}: {last['reason']}{code}{words}{advice}")
 
 

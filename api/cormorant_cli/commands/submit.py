@@ -1,6 +1,6 @@
 """`cormorant submit FILE`: sends the jobs of a manifest to a cluster, with their code.
 
-    validate locally -> ConfigMap of --code -> the job -> the ConfigMap is deleted with the job
+    validate locally -> the job -> ConfigMap of --code, which is deleted with the job
 
 Server-side apply: submitting a changed manifest updates the job; fields of other owners (an autoscaler's replicas) stay
 theirs without --force-conflicts.
@@ -16,7 +16,7 @@ from pydantic.alias_generators import to_camel
 from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
-from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
+from cormorant_cli.errors import BadInput, CommandFailed, ObjectMissing
 from cormorant_cli.printing import tell
 from cormorant_contract.base import Contract
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
@@ -106,20 +106,10 @@ def _submit(cluster: Cluster, document: Raw, files: CodeMap | None, *, is_forced
     """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
-    owner = before if before is not None and "deletionTimestamp" not in before["metadata"] else None
-    had_code = True
+    job, is_created = cluster.apply(document, is_forced=is_forced)
     if files is not None:
-        # Before the job: a pod without its code waits for the kubelet's next attempt.
-        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner))
-        had_code = not is_new
-    try:
-        job, is_created = cluster.apply(document, is_forced=is_forced)
-    except CliError:
-        if files is not None and not had_code:
-            cluster.delete("ConfigMap", files.name(name), namespace=namespace)
-        raise
-    if files is not None and owner is None:
-        # Also takes the ConfigMap over from a deleted job of this name, before the garbage collector deletes it.
+        # After the job, its owner: Kubernetes deletes both together, and the ConfigMap of a deleted job of this name is
+        # taken over. The operator needs longer to create a pod that mounts it.
         cluster.apply(files.manifest(name, namespace=namespace, owner=job))
     if is_created:
         return job, "created"

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
-from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_release
+from cormorant_testing.helm import CHART, Release, find, helm, render, skip_without_release
 from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
@@ -100,16 +100,6 @@ def test_release_upgrades_and_keeps_crd_key_and_jobs(namespace: Namespace, relea
     namespace("delete", "collectorjob", "pong", "--timeout=20s")
 
 
-def test_key_that_is_drawn_twice_is_refused_by_the_server(namespace: Namespace, release: Release) -> None:
-    release.install(f"watchNamespaces={{{namespace.name}}}")
-    before = namespace.get("secret", "cormorant-key")["data"]
-    flags = ["-n", namespace.name, "--kube-version", KUBERNETES, "--show-only", "templates/key.yaml"]
-    drawn = yaml.safe_load(helm("template", "cormorant", str(CHART), *flags).stdout)
-    answer = namespace("apply", "--server-side", "--force-conflicts", "-f", "-", document=drawn, check=False)
-    assert "immutable" in answer
-    assert namespace.get("secret", "cormorant-key")["data"] == before
-
-
 def test_users_roles_reach_view_and_edit(namespace: Namespace, release: Release) -> None:
     release.install(f"watchNamespaces={{{namespace.name}}}")
     for role in ("view", "edit"):
@@ -133,17 +123,6 @@ def test_api_server_takes_every_object_to_the_letter(namespace: Namespace, relea
         # The key was drawn anew, and the test's pod is taken when its account is there: both have tests of their own.
         if manifest["kind"] not in ("Secret", "Pod"):
             namespace("apply", "--dry-run=server", "--validate=strict", "-f", "-", document=manifest)
-
-
-def test_notes_tell_three_commands(namespace: Namespace, release: Release) -> None:
-    release.install(f"watchNamespaces={{{namespace.name}}}")
-    notes = helm("get", "notes", "cormorant", "-n", namespace.name).stdout
-    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
-    assert commands == [
-        f"helm test cormorant --namespace {namespace.name}",
-        f"kubectl apply --namespace {namespace.name} -f examples/pong.yaml",
-        f"kubectl get collectorjobs --namespace {namespace.name} --watch",
-    ]
 
 
 # -- the operator with its rights --------------------------------------------------------------------------------------
@@ -270,32 +249,6 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
     assert proxy.denied == set()
     unasked = ASKED_BY_ADMISSION | ASKED_OF_A_TAINT | ASKED_OF_POD_GROUPS
     assert proxy.used - ASKED_OF_POD_GROUPS == granted(release, is_cluster_wide=is_cluster_wide) - unasked
-
-
-def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release: Release, tmp_path: Path) -> None:
-    with Namespace("lost") as other, StubHeads() as heads, Kubelet(namespace):
-        release.install(f"watchNamespaces={{{other.name},{namespace.name}}}")
-        namespace("scale", "deployment/cormorant", "--replicas=0")
-        installed = Installed(namespace, tmp_path, heads)
-
-        def replaces_a_worker() -> None:
-            gone = next(name for name in namespace.names("pods") if name.startswith("pong-cpu-"))
-            namespace("delete", "pod", gone)
-            pods = namespace.names
-            namespace.until(
-                lambda: gone not in pods("pods") and len(pods("pods")) == 3, what=f"{gone} is replaced by another pod"
-            )
-
-        installed.submit()
-        with installed.behind_a_proxy():
-            installed.until_ready()
-            other("delete", "rolebinding", "--all")
-            # Streams that are open stay open until the server ends them, so what is refused are the next ones.
-            replaces_a_worker()
-        with installed.behind_a_proxy() as proxy:
-            namespace.until(lambda: Right("", "pods", "list") in proxy.denied, what="a list is refused")
-            replaces_a_worker()
-        namespace("delete", "cjob", "pong")
 
 
 def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:

@@ -100,16 +100,6 @@ def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
     assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
 
 
-def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
-    cli.namespace("create", "quota", "q", "--hard=count/collectorjobs.cormorant.dev=0")
-    # Kubernetes looks for new kinds every 30 s, and counts them from then on.
-    cli.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="it counts", within_s=90)
-    done = cli("submit", cli.write(), "--code", str(code))
-    assert done.code == 1
-    assert "exceeded quota" in done.err
-    assert "pong-code" not in cli.namespace("get", "cm")
-
-
 def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
     done = cli("submit", cli.write(), "--wait", "--timeout", "2")
     assert done.code == 1
@@ -131,20 +121,6 @@ def test_kubectl_prints_the_columns_of_the_crd(running) -> None:
     kinds = ["ENVPOOL", "GYMNASIUM", "VECTOR", "PETTINGZOO", "OPENENV"]
     assert header.split()[-8:] == [*kinds, "RESTARTS", "APPLIED", "LAST-FRAME"]
     assert row.split()[-1].endswith("s")
-
-
-def test_kubectl_describes_a_job_with_conditions_and_events(running) -> None:
-    kubectl = running.namespace
-    out = kubectl("describe", "cjob", "pong")
-    for words in ("EnoughWorkers", "Task Id:", "CartPole-v1", "HeadCreated", "Collected:"):
-        assert words in out, out
-    pods = kubectl(
-        "get", "pods", "-l", "cormorant.dev/collectorjob=pong", "-L", "cormorant.dev/group,cormorant.dev/index"
-    )
-    assert len(pods.splitlines()) == 1 + 3
-    (worker,) = kubectl.names("pods", "cormorant.dev/collectorjob=pong,cormorant.dev/group=cpu,cormorant.dev/index=1")
-    kubectl.finish(worker, container="worker", exit_code=137, reason="OOMKilled")
-    kubectl.until(lambda: "OOMKilled" in kubectl("describe", "cjob", "pong"), what="the failure is shown")
 
 
 def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:

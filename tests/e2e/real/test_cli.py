@@ -176,13 +176,3 @@ def test_status_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> N
         watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 4)
         assert watch.interrupt() == 0
     assert "Traceback" not in watch.seen
-
-
-def test_logs_are_selected_by_label(job: Job) -> None:
-    mine = "cormorant.dev/collectorjob=cart"
-    assert "head_ready" in job.namespace("logs", "-l", f"{mine},cormorant.dev/role=head", "--tail=-1")
-    worker = f"{mine},cormorant.dev/group=cpu,cormorant.dev/index=0"
-    assert job.namespace("logs", "-l", worker, "--tail=1").count("\n") == 1
-    together = job.namespace("logs", "-l", mine, "--prefix", "--tail=-1").splitlines()
-    # [pod/cart-head-1/head] ..., [pod/cart-cpu-0-...
-    assert {line.split("-")[1] for line in together} == {"head", "cpu"}

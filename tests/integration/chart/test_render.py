@@ -136,18 +136,6 @@ def test_defaults_render_these_objects() -> None:
     assert wanted.items() <= find(manifests, "Deployment")["metadata"]["labels"].items(), "doctor finds it"
 
 
-def test_roles_and_bindings_fit() -> None:
-    for values in VARIANTS.values():
-        manifests = render(*values)
-        for binding in [m for m in manifests if m["kind"] in ("RoleBinding", "ClusterRoleBinding")]:
-            namespace, role = binding["metadata"].get("namespace"), binding["roleRef"]
-            beside = [m for m in manifests if m["metadata"].get("namespace") == namespace]
-            assert find(beside, role["kind"], role["name"])["rules"]
-            (subject,) = binding["subjects"]
-            assert subject["kind"] == "ServiceAccount"
-            assert subject["namespace"] == "ops"
-
-
 def test_namespaces_mode_gives_no_right_outside_of_them() -> None:
     manifests = render("watchNamespaces={team-a,team-b}", "rbac.userRoles=false")
     assert not kinds(manifests).keys() & {"ClusterRole", "ClusterRoleBinding"}
@@ -187,12 +175,6 @@ def test_operator_understands_its_arguments(tmp_path: Path) -> None:
         assert settings.probe_port == 8080
     (container,) = pod_template(render())["spec"]["containers"]
     assert container["command"] == ["python", "-m", "cormorant_operator"]
-
-
-def test_leases_name_is_the_one_that_the_role_allows() -> None:
-    manifests = render(namespace="elsewhere")
-    assert "--lease=elsewhere/cormorant" in flags(manifests)
-    assert find(manifests, "Role", "cormorant-lease")["rules"][1]["resourceNames"] == ["cormorant"]
 
 
 def test_key_is_made_long_enough_and_kept_or_given() -> None:
@@ -326,15 +308,6 @@ def test_head_cas_reach_the_operator_with_certificate_rights() -> None:
     without = render()
     assert not [flag for flag in flags(without) if "ca-file" in flag]
     assert "cert-manager" not in str(find(without, "ClusterRole", "ops-cormorant"))
-
-
-def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
-    (container,) = pod_template(render())["spec"]["containers"]
-    (port,) = container["ports"]
-    assert f"--probe-port={port['containerPort']}" in container["args"]
-    asked = [container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")]
-    assert [get["path"] for get in asked] == ["/livez", "/livez", "/readyz"]
-    assert {get["port"] for get in asked} == {port["name"]}
 
 
 WRONG = {

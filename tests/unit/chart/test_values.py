@@ -9,8 +9,6 @@ from typing import Any
 import jsonschema
 import yaml
 
-from cormorant_contract.schema import structural_schema
-
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts" / "cormorant"
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -79,17 +77,6 @@ def test_values_schema_and_readme_say_the_same() -> None:
         rows.append(f"| `{name}` | `{flow(value)}` | {words}{choices} |")
     table = (CHART / "README.md").read_text().partition("| value | default | |\n| --- | --- | --- |\n")[2]
     assert table.splitlines() == rows
-
-
-def test_names_are_bounded_as_the_contract_bounds_them() -> None:
-    properties = structural_schema()["properties"]["spec"]["properties"]
-    label = properties["code"]["properties"]["configMap"]
-    for name in ("watchNamespaces", "jobs.architectures"):
-        item = LEAVES[name]["items"]
-        assert (item["pattern"], item["maxLength"]) == (label["pattern"], label["maxLength"]), name
-    claim = properties["head"]["properties"]["persistence"]["properties"]["claimName"]
-    for name in ("key.existingSecret", "serviceAccount.name", "priorityClassName"):
-        assert (LEAVES[name]["pattern"], LEAVES[name]["maxLength"]) == (claim["pattern"], claim["maxLength"]), name
 
 
 def test_every_object_is_closed_or_a_map_of_plain_values() -> None:

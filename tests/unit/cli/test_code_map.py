@@ -31,13 +31,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
-    manifest = read_code(folder).manifest("pong", namespace="rl")
+    manifest = read_code(folder).manifest("pong", namespace="rl", owner=JOB)
     assert manifest["data"] == {"my_policies.py": "WHO = 'a module'\n"}
     assert sorted(manifest["binaryData"]) == [CODE_ARCHIVE, "table.bin"]
     assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
     assert manifest["immutable"] is True
-    assert "ownerReferences" not in manifest["metadata"]
-    (owner,) = read_code(folder).manifest("pong", namespace="rl", owner=JOB)["metadata"]["ownerReferences"]
+    (owner,) = manifest["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
     assert len(read_code(folder).name("p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
 
@@ -61,7 +60,7 @@ def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp
     for path in ("my_pkg/deep/__init__.py", "my_pkg/__init__.py", "table.bin", "my_policies.py"):
         (copy / path).write_bytes((folder / path).read_bytes())
     first = read_code(folder)
-    assert read_code(copy).manifest("pong", namespace="rl") == first.manifest("pong", namespace="rl")
+    assert read_code(copy) == first
     (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
     assert read_code(copy).name("pong") != first.name("pong")
 

@@ -320,17 +320,6 @@ async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -
     assert scene.api.refused_secrets == refused
 
 
-async def test_missed_events_cost_no_request_for_secrets(scene: Scene) -> None:
-    before = scene.pods()
-    refused, lists = scene.api.refused_secrets, scene.api.lists
-    scene.lose_a_worker()
-    scene.controller.want_resync()
-    await scene.until(lambda: len(scene.pods() - before) == 1)
-    await asyncio.sleep(3 * SITE.poll_s)
-    assert scene.api.lists > lists
-    assert scene.api.refused_secrets == refused
-
-
 async def test_lost_namespace_stops_no_other_and_comes_back() -> None:
     scene = Scene("a", "b")
     scene.api.forbidden = {"b"}

@@ -1,6 +1,5 @@
 """The operator's metrics: what it did, and what it knows of jobs that exist."""
 
-import asyncio
 import json
 
 import pytest
@@ -20,23 +19,6 @@ def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
         for sample in family.samples:
             found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found
-
-
-def test_reconciles_are_timed_and_errors_counted() -> None:
-    metrics = Metrics()
-    with metrics.measure("reconcile"):
-        pass
-    with pytest.raises(ValueError, match="no"), metrics.measure("reconcile"):
-        raise ValueError("no")
-    with pytest.raises(asyncio.CancelledError), metrics.measure("poll"):
-        raise asyncio.CancelledError
-    found = samples(metrics)
-    counts = {
-        labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_duration_seconds_count"]
-    }
-    assert counts == {"reconcile": 2, "poll": 1, "counters": 0}
-    errors = {labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_errors_total"]}
-    assert errors == {"reconcile": 1, "poll": 0, "counters": 0}
 
 
 def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:

@@ -29,24 +29,6 @@ def test_a_task_that_will_not_end_is_left_behind(caplog: pytest.LogCaptureFixtur
     assert cancelled == [True]
 
 
-def test_what_ends_when_it_is_told_has_ended_in_order() -> None:
-    said = []
-
-    async def tidy() -> None:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            await asyncio.sleep(0.01)
-            said.append("goodbye")
-
-    async def main() -> None:
-        asyncio.get_running_loop().tidy = asyncio.create_task(tidy())  # type: ignore[attr-defined]
-        await asyncio.sleep(0)
-
-    run_bounded(main())
-    assert said == ["goodbye"]
-
-
 def test_kopf_lets_go_of_listed_objects_at_once() -> None:
     chosen = settings(KINDS)
     # With kopf's own 5 s and 500, 7,000 objects of 1,000 jobs took twice the memory. At 0 kopf may miss an event.

@@ -88,40 +88,6 @@ async def test_forgotten_key_that_comes_back_waits_for_its_new_time(queue: WorkQ
     assert await is_empty_now(queue)
 
 
-async def test_key_that_was_given_to_a_worker_who_ends_goes_to_the_next(queue: WorkQueue) -> None:
-    ending = asyncio.create_task(queue.take())
-    await asyncio.sleep(0)
-    queue.add("a")  # it is given the key, and is cancelled before it can know
-    ending.cancel()
-    await asyncio.gather(ending, return_exceptions=True)
-    assert ending.cancelled()
-    assert await queue.take() == "a"
-
-
-async def test_workers_who_wait_end_when_they_are_told_to(queue: WorkQueue, clock: Clock) -> None:
-    takers = [asyncio.create_task(queue.take()) for _ in range(4)]
-    await let_others_run()
-    queue.add("a", after_s=10)
-    clock.now = 10.0
-    for taker in takers:
-        taker.cancel()
-    await asyncio.gather(*takers, return_exceptions=True)
-    assert all(taker.cancelled() for taker in takers)
-    assert await queue.take() == "a"
-
-
-async def test_one_key_wakes_one_worker_the_first_to_wait(queue: WorkQueue) -> None:
-    takers = [asyncio.create_task(queue.take()) for _ in range(3)]
-    await let_others_run()
-    queue.add("a")
-    await let_others_run()
-    assert [taker.done() for taker in takers] == [True, False, False]
-    assert takers[0].result() == "a"
-    for taker in takers:
-        taker.cancel()
-    await asyncio.gather(*takers, return_exceptions=True)
-
-
 async def test_longest_wait_is_forgotten_after_two_minutes(queue: WorkQueue, clock: Clock) -> None:
     queue.add("a")
     clock.now = 30.0
