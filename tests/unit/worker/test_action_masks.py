@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -59,30 +58,6 @@ def test_a_restored_collector_keeps_to_the_masks_of_the_info(vectorization: Any)
         assert collector.env_restarts == 0
     assert torch.equal(first["action"], again["action"])
     assert len(frames_of(first)["action"].unique(dim=0)) == 6
-
-
-class MaskedOtherwise(gymnasium.Env[Any, Any]):
-    """Its `action_mask` is none that we know."""
-
-    observation_space = spaces.Box(0, 100, (1,), np.float32)
-    action_space = spaces.MultiDiscrete([2, 3])
-
-    def __init__(self, mask: Any) -> None:
-        self._mask = mask
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        return np.zeros(1, np.float32), {"action_mask": self._mask}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(1, np.float32), 1.0, False, False, {"action_mask": self._mask}
-
-
-@pytest.mark.parametrize("mask", [[[0, 1], [0, 0, 1]], (), ["a", "b", "c", "d", "e"]])
-def test_what_is_no_mask_is_not_read(mask: Any) -> None:
-    with make_collector(env=lambda: MaskedOtherwise(mask), num_envs=2) as collector:
-        batch = collector.collect(num_steps=200)
-        assert collector.env_restarts == 0
-    assert len(frames_of(batch)["action"].unique(dim=0)) == 6
 
 
 @pytest.mark.parametrize(

@@ -68,16 +68,6 @@ def test_open_metrics_survive_save_and_restore() -> None:
     assert rows(again.metrics) == [expected_metrics(*episode) for episode in ended(block)]
 
 
-def test_a_metric_that_a_state_does_not_know_is_nan_until_episodes_end() -> None:
-    with counting(METRICS[:1]) as older, counting(METRICS[:2]) as newer:
-        older.fill(Block(older.layout(10)), 15)
-        newer.restore(older.state())
-        found = newer.fill(Block(newer.layout(10)), 30).episodes
-    unknown = np.isnan(found.metrics["steps"])
-    assert unknown.tolist() == [True] * 3 + [False] * (len(unknown) - 3)
-    assert not np.isnan(found.metrics["success"]).any()
-
-
 @pytest.mark.parametrize(
     ("dtype", "values", "expected"),
     [

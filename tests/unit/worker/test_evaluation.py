@@ -258,10 +258,7 @@ def subject_job(folder: Path, **changes: Any) -> CollectorJob:
         ("collection.normalize", {"observation": {"clip": 0.1}}),
         ("collection.episodes.deterministic", False),
         ("env.info", [{"key": "step", "dtype": "float32", "shape": [], "fill": 1.0}]),
-        ("env.maxEpisodeSteps", 3),
         ("env.gymnasium.kwargs", {"numEnvs": 3}),
-        ("policy.explorationType", "mean"),
-        ("code", {"image": "registry/code:2"}),
         ("image", "registry/worker:2"),
         ("workerGroups", [{"name": "cpu", "device": "gpu"}]),
     ],
@@ -278,12 +275,9 @@ def test_what_changes_a_number_needs_another_folder(tmp_path: Path, path: str, v
     [
         ("collection.framesPerBatch", 128),
         ("collection.episodes.count", 9),
-        ("collection.seed", 6),
         ("env.gymnasium.numEnvs", 8),
-        ("env.gymnasium.vectorization", "subprocess"),
         ("env.gymnasium.maxRestarts", 3),
         ("workerGroups", [{"name": "other", "resources": {"limits": {"cpu": "2"}}}]),
-        ("replicas", 4),
     ],
 )
 def test_what_changes_no_number_keeps_the_folder(tmp_path: Path, path: str, value: Any) -> None:

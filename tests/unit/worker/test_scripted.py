@@ -1,7 +1,5 @@
 """`open_fleet(env=...)` and `make_collector(env=...)`: what is refused before anything starts."""
 
-from typing import Any
-
 import gymnasium
 import pytest
 
@@ -70,17 +68,12 @@ def test_job_says_what_a_manifest_would() -> None:
             {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},
             "on_policy sets collection.weights, and collection has weights, too",
         ),
-        ({"manifest": {}, "on_policy": True}, "on_policy cannot be combined with a manifest"),
         ({"env": make_cartpole, "policy": 3}, "policy is a int; pass a torch module"),
         ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
         ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),
         (
             {"env": POOL, "num_envs": 8},
             r"num_envs=8 .* env\[\"envpool\"\], which says it as numEnvs; leave num_envs out",
-        ),
-        (
-            {"env": GYM, "vectorization_mode": "subprocess"},
-            r"vectorization_mode='subprocess' .* env\[\"gymnasium\"\], which says it as vectorization",
         ),
         (
             {"env": GYM | {"info": [{"key": "x"}]}, "info": ["y"]},
@@ -90,24 +83,13 @@ def test_job_says_what_a_manifest_would() -> None:
             {"env": "CartPole-v1", "seed": 0, "collection": {"seed": 3}},
             "seed=0 .* collection, which says it as seed; leave seed out",
         ),
-        ({"env": "CartPole-v1", "mode": "async", "collection": {"mode": "sync"}}, "mode='async' .* collection"),
-        (
-            {"env": "CartPole-v1", "frames_per_batch": 64, "collection": {"framesPerBatch": 8}},
-            "frames_per_batch=64 .* says it as framesPerBatch",
-        ),
         ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
         ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
         ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pool'),
-        (
-            {"manifest": MANIFEST, "vectorization_mode": "subprocess"},
-            "vectorization_mode cannot be combined with a manifest",
-        ),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
         ({"env": gymnasium.make_vec("CartPole-v1", num_envs=2)}, f"env is a CartPoleVectorEnv, a {VECTOR}"),
-        ({"env": gymnasium.vector.SyncVectorEnv}, f"env makes a SyncVectorEnv, a {VECTOR}"),
         ({"env": Parallel()}, f"env is a Parallel, a {AGENTS}"),
         ({"env": "envpool:CartPole-v1", "vectorization_mode": "inline"}, f"envpool {STEPS}"),
-        ({"env": lambda num_envs: None, "vectorization_mode": "inline"}, f"vector {STEPS}"),
         ({"env": {"vector": {"id": "CartPole-v1"}}, "vectorization_mode": "inline"}, f"vector {STEPS}"),
         ({"env": "envpool:"}, "is empty"),
     ],
@@ -115,29 +97,6 @@ def test_job_says_what_a_manifest_would() -> None:
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
-
-
-@pytest.mark.parametrize(
-    ("maker", "sentence"),
-    [
-        (lambda: gymnasium.make_vec("CartPole-v1"), VECTOR),
-        (Parallel, r"is a .*Parallel, which has no action_space, reset, step; return a pettingzoo.ParallelEnv"),
-    ],
-)
-def test_what_a_function_makes_is_refused_in_the_same_words(maker: Any, sentence: str) -> None:
-    with pytest.raises(EnvBuildError, match=sentence):
-        make_collector(env=maker, num_envs=2)
-
-
-def test_an_envpool_task_is_named_in_one_string() -> None:
-    job = Scripted(env="envpool:CartPole-v1", num_envs=3).job()
-    assert job.spec.env.envpool is not None
-    assert (job.spec.env.envpool.task_id, job.spec.env.num_envs) == ("CartPole-v1", 3)
-
-
-def test_an_unknown_envpool_task_is_refused() -> None:
-    with pytest.raises(UnknownEnv, match='EnvPool has no task "CartPol-v1"; did you mean CartPole-v1'):
-        make_collector(env="envpool:CartPol-v1")
 
 
 def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:

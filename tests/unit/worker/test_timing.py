@@ -47,17 +47,6 @@ def test_one_step_in_sixteen_stands_for_all(clock: SimpleNamespace) -> None:
     assert timing.take().seconds == 0
 
 
-def test_a_pause_is_no_part_of_a_batch(clock: SimpleNamespace) -> None:
-    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
-    timing.begin()
-    timing.rest(PAUSED)
-    clock.ms += 50
-    timing.begin()
-    timing.rest(IDLE)
-    assert seconds(numbers)["paused"] == pytest.approx(0.05)
-    assert timing.take().seconds == 0
-
-
 def test_what_goes_on_is_counted_up_to_now(clock: SimpleNamespace) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     clock.ms += 10

@@ -128,19 +128,6 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
         assert env.state()
 
 
-def test_a_refused_state_leaves_environments_that_step() -> None:
-    factory = EnvFactory(entrypoint="cormorant_testing.envs:Forgetful")
-    with contextlib.closing(SubprocessVectorEnv(factory, seeds=SEEDS)) as env:
-        env.start()
-        step_times(env, 1)
-        saved = env.state()
-        for _ in range(2):
-            with pytest.raises(StateError, match="environment 0 could not take its state: OSError: no memory of it"):
-                env.restore(saved)
-        assert (env.restarts, env.restart(np.arange(3))[0].shape[0]) == (0, 3)
-        step_times(env, 5)
-
-
 @both
 def test_environments_without_states_cannot_be_saved(kind: type) -> None:
     with contextlib.closing(kind(EnvFactory(id="CartPole-v1"), seeds=[1, 2])) as env:
@@ -195,16 +182,6 @@ def test_a_failing_environment_is_restarted_alone(kind: type, failure: dict, rea
             assert not Path(f"/proc/{pids[1]}").exists()
     (entry,) = [entry for entry in logs if entry["event"] == "env_restarted"]
     assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
-
-
-def test_environments_failing_at_once_restart_together() -> None:
-    referee = Referee(SEEDS, {"lengths": 4})
-    failures = [{"step": 2, "seeds": [7], "how": "exit"}, {"step": 2, "seeds": [700], "how": "raise"}]
-    with subprocesses(lengths=4, failures=failures) as env:
-        env.start()
-        fresh = [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(4)]
-        assert fresh == [[], [0, 2], [], []]
-        assert env.restarts == 2
 
 
 def test_an_environment_killed_between_steps_comes_back_fresh() -> None:

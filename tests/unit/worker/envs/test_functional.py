@@ -20,7 +20,6 @@ from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.request import EnvRequest
-from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, StateError
 from cormorant_worker.evaluation.player import build_envs
 from cormorant_worker.launch import make_collector
@@ -263,30 +262,6 @@ def test_whole_numbers_of_a_reset_take_the_fractions_of_a_step_and_typed_keys_ar
 def test_what_cannot_be_stepped_is_refused(env: Any, sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
         opened(env)
-
-
-@pytest.mark.slow
-def test_an_evaluation_plays_the_first_episode_of_each_seed() -> None:
-    env = opened(Walk())
-    actions = draw(env)
-    env.start()
-    wanted: dict[int, list[Any]] = {row: [] for row in range(2)}
-    for chosen in actions:
-        env.send((chosen,), EVERY_ROW)
-        step = env.recv()
-        for row, frames in wanted.items():
-            if not frames or not frames[-1][1]:
-                frames.append((step.reward[row], step.terminated[row] or step.truncated[row]))
-    block = Env.model_validate({"jax": {"entrypoint": "a:b", "numEnvs": 2}})
-    limits = RestartLimits(total=0, raises=True)
-    request = EnvRequest(env=block, seeds_of=lambda n: SEEDS[:n], makers=(Walk,), limits=limits)
-    episodes = kind_of(block).open_episodes(request, lambda source: source)
-    episodes.start()
-    for row, frames in wanted.items():
-        for t, (reward, ended) in enumerate(frames):
-            episodes.send((actions[t][[row]],), np.array([row]))
-            step = episodes.recv()
-            assert (step.reward[0], step.terminated[0] or step.truncated[0]) == (reward, ended)
 
 
 def test_episodes_are_not_recorded(tmp_path: Path) -> None:

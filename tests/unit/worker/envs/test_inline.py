@@ -9,7 +9,7 @@ from gymnasium import spaces
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.vectors import Referee, counting, step_times
 from cormorant_worker.envs.env_row import Crash
-from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
+from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvCrashed, StateError
@@ -145,16 +145,6 @@ def test_an_error_says_whether_any_environment_ever_stepped(failing: list[int], 
     with pytest.raises(EnvCrashed, match="restarted 3 times without completing a step") as caught:
         step_times(env, 9)
     assert caught.value.has_stepped == has_stepped
-
-
-def test_a_time_limit_is_saved_and_restored() -> None:
-    factory = EnvFactory(entrypoint="cormorant_testing.envs:make_counting", kwargs={"lengths": 50}, max_episode_steps=5)
-    one, other = (InlineVectorEnv(factory, seeds=[7]) for _ in range(2))
-    one.start()
-    step_times(one, 3)
-    other.start()
-    other.restore(one.state())
-    assert [bool(step_times(other, 1).truncated[0]) for _ in range(2)] == [False, True]
 
 
 def test_a_state_of_other_environments_is_refused() -> None:
