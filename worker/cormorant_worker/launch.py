@@ -218,7 +218,7 @@ def make_collector(
     """
     from cormorant_worker.collect.build import build_collector
     from cormorant_worker.collect.place import WorkerPlace
-    from cormorant_worker.envs.kinds import kind_of
+    from cormorant_worker.envs.kinds import check_env
 
     refuse_empty(ManifestError, device=device)
     job, overrides = describe_job(
@@ -226,7 +226,7 @@ def make_collector(
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
         info=info,
     )  # fmt: skip
-    kind_of(job.spec.env).check(job.spec.env)
+    check_env(job.spec.env)
     collector = build_collector(
         job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides
     ).collector
@@ -310,8 +310,8 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
     `is_this_machine`: workers import from the same folders as this process; others may have modules that are not here.
     Raises UnknownEnv, EnvBuildError and ManifestError.
     """
-    from cormorant_worker.envs.kinds import kind_of
+    from cormorant_worker.envs.kinds import check_env
 
-    kind_of(job.spec.env).check(job.spec.env)
+    check_env(job.spec.env)
     if is_this_machine and (problems := missing_entrypoints(job)):
         raise ManifestError("\n".join(map(str, problems)))

@@ -69,10 +69,10 @@ def _unknown_task(job: CollectorJob) -> Sequence[Problem]:
     if job.spec.env.envpool is None or find_spec("envpool") is None:
         return ()  # EnvPool registers its tasks when it is imported, which takes seconds
     with installed("worker"):
-        from cormorant_worker.envs.kinds import kind_of
+        from cormorant_worker.envs.kinds import check_env
         from cormorant_worker.errors import EnvBuildError, UnknownEnv
     try:
-        kind_of(job.spec.env).check(job.spec.env)
+        check_env(job.spec.env)
     except UnknownEnv as error:
         return (Problem(message=str(error), name=job.metadata.name, location=("spec", "env", "envpool")),)
     except EnvBuildError:

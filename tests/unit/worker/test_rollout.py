@@ -20,7 +20,7 @@ from cormorant_testing.placements.echo_torch import make_vector
 from cormorant_testing.placements.witness import build_policy
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.rollout import DeviceRollout, ScanRollout
-from cormorant_worker.errors import EnvCrashed, InvalidAction, PolicyError
+from cormorant_worker.errors import EnvCrashed, InvalidAction
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.jax_policy import JaxPolicy
@@ -216,12 +216,6 @@ def test_an_action_in_bfloat16_is_one_in_float32() -> None:
         found, wanted = (collector.collect(num_steps=20 * N)["action"].numpy() for collector in (ours, plain))
     np.testing.assert_array_equal(found, wanted)
     assert found.any()
-
-
-@pytest.mark.parametrize("name", ["type", "dense.kernel"])
-def test_names_that_torch_refuses_are_refused(name: str) -> None:
-    with pytest.raises(PolicyError, match=f'cannot be named "{name}"'):
-        JaxPolicy(act, {"layer": {name: np.zeros(2)}})
 
 
 class Flags(EchoFunctions):

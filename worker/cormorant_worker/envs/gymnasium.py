@@ -17,12 +17,6 @@ from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
 
-IMPORTS: tuple[str, ...] = ()
-
-
-def check(env: Env) -> None:
-    """Has no effect: only a worker can build one, and entrypoints are checked elsewhere."""
-
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
     """Open the environments, in two groups if inference servers act, else in one."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from cormorant_contract.env import Env
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, name_of
 from cormorant_worker.envs.one_row import Reseeded, open_rows
@@ -14,15 +13,13 @@ from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvBuildError
 
-IMPORTS: tuple[str, ...] = ()
-
 
 def is_functional(env: Any) -> bool:
     """True for objects that `form_of` knows, and for results of `gymnax.make`."""
     return bool(form_of(env[0] if isinstance(env, tuple) and env else env))
 
 
-def check(env: Env) -> None:
+def check() -> None:
     if find_spec("jax") is None:
         raise EnvBuildError('env.jax needs JAX, which is not installed here; pip install "cormorant[jax]"')
 
@@ -40,7 +37,7 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
 
 def _compile(request: EnvRequest) -> tuple[str, Callable[[Sequence[int]], Reseeded]]:
     """The environment's name, and what makes a vector of it from the seeds of its rows."""
-    check(request.env)
+    check()
     if "jax" not in sys.modules:
         # XLA's pool has a thread for each CPU of the machine unless this says otherwise, whatever the cgroup's limit.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")

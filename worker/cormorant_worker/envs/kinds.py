@@ -18,3 +18,18 @@ _MODULES: Mapping[str, EnvKind] = {
 
 def kind_of(env: Env) -> EnvKind:
     return _MODULES[env.block.kind]
+
+
+def check_env(env: Env) -> None:
+    """Refuse what cannot be built, before a process is started; of other kinds, only a worker can tell. Raises
+    UnknownEnv or EnvBuildError, with what to write instead.
+    """
+    if env.envpool is not None:
+        pools.check(env)
+    elif env.jax is not None:
+        jax.check()
+
+
+def imports_of(env: Env) -> tuple[str, ...]:
+    """Modules that its workers need before they are forked."""
+    return ("cormorant_worker.envs.envpool_library",) if env.envpool is not None else ()

@@ -20,7 +20,7 @@ import gymnasium
 import numpy as np
 import structlog
 
-from cormorant_contract.env import Env, OpenEnvAction, OpenEnvArray, OpenEnvEnv
+from cormorant_contract.env import OpenEnvAction, OpenEnvArray, OpenEnvEnv
 from cormorant_worker.action_mask import ACTION_MASK
 from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -379,12 +379,6 @@ def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
 
 
 # -- the kind --------------------------------------------------------------------------------------------------
-
-IMPORTS: tuple[str, ...] = ()
-
-
-def check(env: Env) -> None:
-    """Has no effect: only a running server can tell."""
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

@@ -18,7 +18,6 @@ from cormorant_worker.spaces import Space
 
 log = structlog.get_logger()
 
-IMPORTS: tuple[str, ...] = ("cormorant_worker.envs.envpool_library",)
 _PIXEL_RANK = 3
 _MIN_ENVS_OF_TWO_GROUPS = 16
 

@@ -100,16 +100,6 @@ class OpenedEnvs(NamedTuple):
 class EnvKind(Protocol):
     """A module of one kind of environment."""
 
-    IMPORTS: tuple[str, ...]
-    """Modules that its workers need before they are forked."""
-
-    def check(self, env: Env) -> None:
-        """Refuse what cannot be built, before a process is started.
-
-        Raises:
-            UnknownEnv, EnvBuildError: with what to write instead.
-        """
-
     def open_envs(self, request: EnvRequest) -> OpenedEnvs:
         """Open the environments of a worker.
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from cormorant_contract.env import Env
 from cormorant_worker.envs.autoreset import find_mode, resets_some, same_rows
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -186,13 +185,6 @@ def _of_rows(rows: Rows, stepped: Stepped, obs: Arrays, ended: Rows, final: Arra
     obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (obs, info))
     flags = stepped.terminated[rows], stepped.truncated[rows]
     return Step(rows, obs, stepped.reward[rows], *flags, ended, final, NO_ROWS, info)
-
-
-IMPORTS: tuple[str, ...] = ()
-
-
-def check(env: Env) -> None:
-    """Has no effect: only a worker can build it, and entrypoints are checked elsewhere."""
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

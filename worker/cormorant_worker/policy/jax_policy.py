@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from cormorant_worker.errors import PolicyError
 from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.spaces import map_arrays
 
@@ -32,7 +31,7 @@ class JaxPolicy(nn.Module):
             params: nested dicts of arrays; floating-point ones are parameters, others buffers.
 
         Raises:
-            PolicyError: a name that a torch module cannot give to a parameter.
+            KeyError: a name that a torch module cannot give to a parameter.
         """
         super().__init__()
         self.act = act
@@ -57,10 +56,6 @@ class JaxPolicy(nn.Module):
 def _module(params: Mapping[str, Any]) -> nn.Module:
     module = nn.Module()
     for name, value in params.items():
-        if hasattr(module, name) or "." in name:
-            raise PolicyError(
-                f'a parameter of a JaxPolicy cannot be named "{name}": torch has the name, or it has a dot; rename it'
-            )
         if isinstance(value, Mapping):
             module.add_module(name, _module(value))
             continue

@@ -11,7 +11,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace, find_device, spread
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.kinds import kind_of
+from cormorant_worker.envs.kinds import imports_of
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import Payload
@@ -218,7 +218,7 @@ class LocalEngine:
     def start(self, start: Start) -> WorkerProcess:
         spec = start.job.spec
         imports = Imports(
-            now=kind_of(spec.env).IMPORTS,
+            now=imports_of(spec.env),
             # Two seconds, and only policies that are TensorDictModules need it.
             when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
         )
