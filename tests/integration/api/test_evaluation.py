@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from safetensors.torch import load_file, save_file
 
 from cormorant import evaluate
 from cormorant_cli import __main__ as entry
@@ -76,33 +75,3 @@ def test_heads_and_workers_that_are_killed_change_no_bit(tmp_path: Path, capsys:
     assert alone["planned"] == len(alone["episodes"]) == 30
     assert table_of(json.loads((results / "evaluation.json").read_text())) == alone
     assert table_of(served) == alone
-
-
-@pytest.mark.slow
-def test_a_sweep_prints_what_each_checkpoint_prints_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    manifest = write_evaluation(tmp_path, tmp_path / "results")
-    uris = [str(tmp_path / name) for name in ("first.safetensors", "second.safetensors")]
-    assert entry.run(["weights", "init", str(manifest), uris[0]]) == 0
-    save_file({name: -value for name, value in load_file(uris[0]).items()}, uris[1])
-    document = yaml.safe_load(manifest.read_text())
-    document["spec"]["collection"]["episodes"] = {"count": 5, "deterministic": False, "checkpoints": uris}
-    manifest.write_text(yaml.safe_dump(document))
-    with HeadProcess(manifest, tmp_path / "head", "--workers", "2", "--linger-seconds", "120") as head:
-        reader = head.api("read")
-        until(lambda: reader.get("/v1/status").json["phase"] == "Completed")
-        assert reader.get("/v1/status").json["counts"] == "episodes"
-        connection = ["--url", f"http://127.0.0.1:{reader.port}", "--token-file", str(tmp_path / "head/tokens.json")]
-        capsys.readouterr()
-        assert entry.run(["evaluate", *connection]) == 0
-        assert [line.split()[:2] for line in capsys.readouterr().out.splitlines()[1:]] == [[uri, "5"] for uri in uris]
-        assert entry.run(["evaluate", *connection, "--json"]) == 0
-        served = capsys.readouterr().out
-        assert entry.run(["status", *connection]) == 0
-        assert "  episodes  10 of 10, " in capsys.readouterr().out
-    files = [word for uri in uris for word in ("--weights", uri)]
-    assert entry.run(["evaluate", str(manifest), *files, "--json", "--workers", "1"]) == 0
-    assert capsys.readouterr().out == served
-    assert entry.run(["evaluate", str(manifest), "--json", "--output", str(tmp_path / "sweep")]) == 0
-    assert capsys.readouterr().out == served
-    table = json.loads((tmp_path / "sweep" / "evaluation.json").read_text())
-    assert [found["planned"] for found in table["checkpoints"].values()] == [5, 5]

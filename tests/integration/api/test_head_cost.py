@@ -1,4 +1,4 @@
-"""What a head reads, counts and forgives, whatever the size of its fleet."""
+"""What a head reads and counts, whatever the size of its fleet."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,7 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import Served, weights_file
+from cormorant_testing.serving import Served
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
@@ -36,19 +36,6 @@ def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
             assert Served(server).reader.get("/v1/status").status == 200
         assert fleet.readings[True] <= 1 + (time.monotonic() - began) / 1.0
         assert fleet.readings[True] < fleet.readings[False]
-
-
-def test_a_rollback_counts_among_uploads(endless: Served) -> None:
-    version = endless.writer.put("/v1/models/policy/weights", weights_file(3)).json["version"]
-    uploads = endless.server.head.uploads
-    endless.server.head.uploads = UploadRoom(most_bytes=1 << 20, most=1)
-    try:
-        with endless.server.head.uploads.of(1):
-            busy = endless.writer.post("/v1/models/policy:rollback", {"version": version})
-        assert (busy.status, busy.kind) == (429, "busy"), "on a disk that hangs it holds a thread"
-        assert endless.writer.post("/v1/models/policy:rollback", {"version": version}).status == 202
-    finally:
-        endless.server.head.uploads = uploads
 
 
 def test_a_state_counts_twice_among_uploads(endless: Served) -> None:

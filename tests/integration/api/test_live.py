@@ -126,16 +126,6 @@ def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
     until(lambda: live.listeners == 0)
 
 
-def test_too_many_listeners_are_told_so(watched: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = watched.server.head.watchers[0].__self__  # type: ignore[attr-defined]  # as above
-    monkeypatch.setattr(live, "_most_listeners", 1)
-    with listening(watched.reader) as frames:
-        first(frames, "opening")
-        refused = watched.reader.get("/v1/live")
-        assert (refused.status, refused.kind) == (429, "busy")
-        assert refused.headers["retry-after"] == "10"
-
-
 def test_a_recorder_does_not_pause_the_run_of_a_paused_manifest(tmp_path: Path) -> None:
     job = make_job(num_envs=1, lengths=4, dataset=f"file://{tmp_path}/data")
     paused = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": True})})
@@ -143,23 +133,6 @@ def test_a_recorder_does_not_pause_the_run_of_a_paused_manifest(tmp_path: Path) 
         assert not recorder.head.running.pauses.wants_pause
         until(lambda: fleet.stats().frames > 0)
     assert (recorder.head.end_state, fleet.stats().paused) == ("Stopped", False)
-
-
-@pytest.mark.slow
-def test_a_head_that_ends_says_goodbye(tmp_path: Path) -> None:
-    job = make_job(lengths=(3, 8), step_s=0.002)
-    with serve(job, directory=tmp_path) as served, listening(served.reader) as frames:
-        first(frames, "opening")
-        served.server.head.close()
-        assert first(frames, "bye") == {"state": "Stopped", "reason": ""}
-        assert next(frames, None) is None
-
-
-def test_before_the_first_worker_there_is_nothing_to_hear(tmp_path: Path) -> None:
-    with HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path, has_tokens=False)) as server:
-        api = Served(server).anonymous
-        assert api.get("/v1/live").kind == "no-workers"
-        assert api.get("/").status == 200, "the page itself needs no fleet"
 
 
 def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None:

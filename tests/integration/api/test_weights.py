@@ -21,7 +21,6 @@ from cormorant_cli import __main__ as command_line
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
-from cormorant_worker.errors import FleetError
 
 PATH = "/v1/models/policy/weights"
 
@@ -169,27 +168,6 @@ def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkey
     assert endless.reader.get(PATH).body == body
     versions = endless.reader.get("/v1/models/policy/versions").json["versions"]
     assert [entry["version"] for entry in versions if entry["version"] > before] == [before + 1]
-
-
-def test_refused_publish_does_not_wait_for_a_hung_disk(endless: Served, monkeypatch: Any) -> None:
-    before, thawed, publisher = current(endless), threading.Event(), endless.server.head.running.publisher
-    remove = publisher.store.remove
-    monkeypatch.setattr(publisher.store, "remove", lambda numbers: thawed.wait(600) and remove(numbers))
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise FleetError("not now")
-
-    try:
-        with monkeypatch.context() as refusing:
-            refusing.setattr(endless.server.head.running.fleet, "publish", refuse)
-            assert endless.writer.put(PATH, weights_file(5)).status == 503
-        assert publisher.store.newest == before
-    finally:
-        thawed.set()
-    body = weights_file(before + 1)
-    published = endless.writer.put(PATH, body, Prefer="wait=60")
-    assert (published.status, published.json["version"]) == (200, before + 1)
-    assert endless.reader.get(PATH).body == body
 
 
 def test_next_head_has_a_publish_only_if_it_was_accepted(endless: Served, tmp_path: Path, monkeypatch: Any) -> None:

@@ -70,15 +70,6 @@ def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser:
         watched.assert_clean()
 
 
-def test_docs_render_without_anything_from_elsewhere(cartpole: HeadProcess, browser: Browser) -> None:
-    operations = sum(map(len, cartpole.api().get("/openapi.json").json["paths"].values()))
-    with watching(browser, cartpole.api().port) as watched:
-        watched.page.goto(f"{watched.origin}/docs")
-        watched.page.locator(".opblock").nth(operations - 1).wait_for()
-        assert watched.page.locator(".opblock").count() == operations
-        watched.assert_clean()
-
-
 def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Browser) -> None:
     manifest = write_manifest(
         tmp_path,

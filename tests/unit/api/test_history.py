@@ -13,16 +13,6 @@ def sample(at: float, value: float | None = 0.0) -> Sample:
     return Sample(at=at, per_second=at, mean_return=value)
 
 
-def test_short_past_is_told_as_it_was() -> None:
-    past = Past(fine=10, coarse=4)
-    for second in range(5):
-        past.add(sample(second))
-    told = past.told()
-    assert told.at == (0, 1, 2, 3, 4)
-    assert told.per_second == (0, 1, 2, 3, 4)
-    assert len(told.time_shares) == len(told.staleness) == 5
-
-
 def test_long_past_keeps_the_whole_run_in_few_samples() -> None:
     past = Past(fine=10, coarse=8)
     for second in range(1000):
@@ -57,11 +47,6 @@ def test_worker_that_takes_its_time_along_gives_no_negative_share() -> None:
     assert after.time_shares == {"idle": 1.0}
 
 
-def test_few_returns_have_no_band() -> None:
-    made = Past().sample(make_stats(recent_returns=(1.0, 2.0)), at=0.0, per_second=0)
-    assert (made.return_low, made.return_high) == (None, None)
-
-
 def test_log_tail_keeps_the_last_lines_with_their_fields() -> None:
     tail = LogTail(size=2)
     for number in range(3):
@@ -71,9 +56,3 @@ def test_log_tail_keeps_the_last_lines_with_their_fields() -> None:
         (2, "warning", "worker_lost worker=cpu-2"),
     ]
     assert tail.since(3) == []
-
-
-def test_log_tail_shows_tracebacks() -> None:
-    tail = LogTail()
-    tail(None, "error", {"event": "failed", "level": "error", "exception": "Traceback ...\nValueError: no"})
-    assert tail.since(0)[0].text == "failed\nTraceback ...\nValueError: no"

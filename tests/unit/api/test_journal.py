@@ -72,11 +72,6 @@ def test_long_termination_message_keeps_the_count(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_unwritable_termination_message_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot write the termination message to .*nowhere/words"):
-        Journal(None, termination_message_file=tmp_path / "nowhere" / "words")
-
-
 def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path) -> None:
     first = Journal(tmp_path)
     first.settle(100)
@@ -161,24 +156,6 @@ def test_settling_never_waits_and_is_done_once_it_is_written(tmp_path: Path) -> 
         kept.result(10)
     assert journal.settle(390).done()
     assert Journal(tmp_path).frames == 390
-
-
-def test_statistics_replace_the_last_once_the_disk_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
-    journal = Journal(tmp_path)
-    journal.settle(2, first).result(10)
-
-    def refuse(_: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", refuse)
-        journal.settle(3, first.merged(more)).result(10)
-        assert (tmp_path / "statistics.json").stat().st_size > 0
-        assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 2
-        assert not list(tmp_path.glob("*.part"))
-    journal.settle(0).result(10)
-    assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 3
 
 
 def test_frames_are_synced_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,15 +84,6 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     assert [lease.id for lease in keeper.held()] == [later.id]
 
 
-@pytest.mark.parametrize("spec_paused", [False, True])
-def test_fleet_is_paused_until_the_last_lease_is_gone_or_longer(*, spec_paused: bool) -> None:
-    keeper = stopped(Clock(100.0), spec_paused=spec_paused)
-    one, _ = keeper.grant("one", reason="", ttl_s=10)
-    two, _ = keeper.grant("two", reason="", ttl_s=10)
-    assert (keeper.end(one.id), keeper.end(one.id), keeper.wants_pause) == (one, None, True)
-    assert (keeper.end_of("two"), keeper.end_of("two"), keeper.wants_pause) == (two, None, spec_paused)
-
-
 def test_leases_are_bounded() -> None:
     keeper = stopped(Clock(100.0))
     for number in range(1000):
@@ -102,17 +93,6 @@ def test_leases_are_bounded() -> None:
     assert refused.value.status == 429
     _, is_new = keeper.grant("owner-5", reason="", ttl_s=10)
     assert not is_new
-
-
-def test_the_keeper_pauses_and_resumes_once_each(keep: Keep) -> None:
-    brakes = Brakes()
-    keeper = keep(brakes)
-    one, _ = keeper.grant("one", reason="", ttl_s=100)
-    brakes.wait_for("pause")
-    two, _ = keeper.grant("two", reason="", ttl_s=100)
-    keeper.end(one.id)
-    keeper.end(two.id)
-    brakes.wait_for("pause", "resume")
 
 
 def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
@@ -147,20 +127,6 @@ def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
     brakes.may_end.set()
     brakes.wait_for("pause", "resume", "pause")
     until(lambda: keeper.state == "paused")
-
-
-def test_a_fleet_that_starts_paused_goes_on_without_leases(keep: Keep) -> None:
-    brakes = Brakes()
-    keep(brakes, starts_paused=True)
-    brakes.wait_for("resume")
-
-
-def test_a_pause_that_fails_is_tried_again_and_told(keep: Keep) -> None:
-    brakes = Brakes(failing=1)
-    keeper = keep(brakes)
-    keeper.grant("one", reason="", ttl_s=100)
-    assert keeper.state in ("draining", "paused")
-    brakes.wait_for("pause")
 
 
 def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keep: Keep) -> None:

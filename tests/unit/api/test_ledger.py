@@ -57,27 +57,6 @@ class Books:
         return lent.id
 
 
-def test_a_slow_disk_holds_up_no_other_caller() -> None:
-    disk: Future[None] = Future()
-    ledger: Ledger = Ledger(epoch="e-1", ack_within_s=60, on_settled=lambda _: disk)
-    loans = [FakeLoan(), FakeLoan()]
-    for loan in loans:
-        ledger.add(loan)
-    lent = ledger.lend("a")
-    assert lent is not None
-    ledger.sent(lent.id)
-    first, again = ledger.ack(lent.id), ledger.ack(lent.id)
-    assert first is not None
-    assert again is not None
-    assert not first.done()
-    assert not again.done(), "what is repeated is not durable before what it repeats"
-    assert (ledger.counts().acked_frames, loans[0].releases) == (10, 1)
-    assert ledger.lend("b") is not None
-    disk.set_result(None)
-    assert first.done()
-    assert again.done()
-
-
 def test_close_returns_unread_batches_which_nobody_acknowledges_any_more() -> None:
     books, acked, ready, idle, read = Books(), FakeLoan(), FakeLoan(), FakeLoan(), FakeLoan()
     books.add(acked, idle, read, ready)
@@ -92,23 +71,6 @@ def test_close_returns_unread_batches_which_nobody_acknowledges_any_more() -> No
     assert books.ledger.ack(first) is not None
     assert books.ledger.ack(held) is None, "the next head collects its frames again"
     assert books.settled == [10]
-
-
-def test_any_consumer_may_acknowledge_a_batch_and_it_counts_once() -> None:
-    books, loan = Books(), FakeLoan()
-    books.add(loan)
-    held = books.ledger.lend("a")
-    assert held is not None
-    assert books.ledger.lend("b") is None
-    assert books.ledger.ack(held.id) is not None  # b's request: an acknowledgement names the batch alone
-    assert loan.releases == 0, "a still reads it"
-    assert books.ledger.ack(held.id) is not None
-    books.ledger.sent(held.id)
-    assert (loan.releases, loan.acknowledged, books.settled) == (1, 1, [10])
-    assert {name: (record.acked, held) for name, (record, held) in books.ledger.consumers().items()} == {
-        "a": (1, 0),
-        "b": (0, 0),
-    }
 
 
 @pytest.mark.parametrize(
@@ -135,19 +97,6 @@ def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
     mapped[0] = False
     books.ledger.expire()
     assert (loan.releases, books.ledger.counts().held) == (1, 0)
-
-
-def test_age_of_the_oldest_unacknowledged_batch() -> None:
-    books = Books()
-    books.add(FakeLoan(), FakeLoan())
-    assert books.ledger.counts().oldest_lent_s is None
-    first = books.lend("a")
-    books.clock.now = 7
-    books.lend("b")
-    books.clock.now = 9
-    assert books.ledger.counts().oldest_lent_s == 9
-    books.ledger.ack(first)
-    assert books.ledger.counts().oldest_lent_s == 2
 
 
 def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
