@@ -248,29 +248,6 @@ def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) 
         command.process.communicate(timeout=60)
 
 
-def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("read")
-    turn = """(isHidden) => {
-      Object.defineProperty(document, 'hidden', {value: isHidden, configurable: true});
-      document.dispatchEvent(new Event('visibilitychange'));
-    }"""
-    with watching(browser, api.port, api.token) as watched:
-        watched.page.clock.install()
-        watched.page.reload()
-        watched.wait_for_text("#phase", "Running")
-        asked = watched.asked("/v1/live")
-        watched.page.evaluate(turn, True)
-        watched.page.clock.fast_forward(31_000)
-        time.sleep(1.5)
-        shown = watched.text("#frames")
-        time.sleep(2.5)
-        assert watched.text("#frames") == shown, "nothing comes any more"
-        watched.page.evaluate(turn, False)
-        watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=shown)
-        assert watched.asked("/v1/live") == asked + 1
-        assert watched.text("#link-text") == "Live"
-
-
 def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("write")
     drawn = "document.querySelectorAll('{} {}').length"
@@ -355,9 +332,6 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
         assert watched.evaluate("document.activeElement.getAttribute('aria-valuetext')") == oldest
         press("End")
         assert watched.text("#plot-shares output") != oldest
-        watched.page.locator("#theme").focus()
-        press("End")
-        watched.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
         watched.assert_clean()
 
 
@@ -416,31 +390,13 @@ def test_a_screen_reader_hears_what_changes_and_not_every_number(cartpole: HeadP
         assert watched.evaluate("window.said") == ["cartpole: Paused.", "cartpole: Running."]
 
 
-def test_the_theme_is_a_choice_that_stays(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("read")
-    ground = "getComputedStyle(document.body).backgroundColor"
-    with watching(browser, api.port, api.token, color_scheme="light") as watched:
-        light = watched.evaluate(ground)
-        watched.page.select_option("#theme", "dark")
-        dark = watched.evaluate(ground)
-        assert dark != light
-        watched.page.reload()
-        assert watched.evaluate(ground) == dark
-        watched.page.select_option("#theme", "system")
-        assert watched.evaluate(ground) == light
-        watched.page.emulate_media(color_scheme="dark")
-        assert watched.evaluate(ground) == dark
-        watched.page.select_option("#theme", "light")
-        assert watched.evaluate(ground) == light
-
-
 @pytest.mark.parametrize("width", [320, 480, 760])
 def test_a_narrow_window_has_it_all(cartpole: HeadProcess, browser: Browser, width: int) -> None:
     api = cartpole.api("write")
     with watching(browser, api.port, api.token, viewport={"width": width, "height": 800}) as watched:
         watched.wait_for_text("#phase", "Running")
         assert watched.evaluate("document.documentElement.scrollWidth") <= width
-        for name in ("#pause", "#plot-fps svg", "#plot-return svg", "#theme"):
+        for name in ("#pause", "#plot-fps svg", "#plot-return svg"):
             box = watched.page.locator(name).bounding_box()
             assert box is not None
             assert 0 <= box["x"] <= box["x"] + box["width"] <= width

@@ -6,7 +6,6 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10000;
 const STARTING_WAIT_MS = 2000;
 const SILENT_MS = 15000; // the head says something every five seconds at least
-const HIDDEN_MS = 30000; // a hidden tab closes its connection after this time
 
 export class Stream {
   /**
@@ -18,7 +17,6 @@ export class Stream {
     this.isWanted = false;
     this.wake = () => {};
     this.controller = null;
-    document.addEventListener("visibilitychange", () => this.#onVisibility());
   }
 
   start() {
@@ -37,20 +35,6 @@ export class Stream {
   /** Do not wait any longer. */
   retry() {
     this.wake();
-  }
-
-  #onVisibility() {
-    clearTimeout(this.hiding);
-    if (document.hidden) {
-      this.hiding = setTimeout(() => {
-        if (!this.isWanted) return;
-        this.stop();
-        this.isAsleep = true;
-      }, HIDDEN_MS);
-    } else if (this.isAsleep) {
-      this.isAsleep = false;
-      this.start();
-    }
   }
 
   async #run(mine) {
