@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import time
 from importlib.metadata import version
 from typing import Any
 
@@ -36,7 +35,6 @@ _TAGS = [
     {"name": "operator", "description": "Group sizes and drain; used by the operator."},
     {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
-_NOT_COUNTED = frozenset({"/livez", "/readyz", "/metrics"})
 
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
@@ -115,7 +113,7 @@ def make_app(head: Head | None = None) -> FastAPI:
     if head is not None:
         app.state.live = Moments(head)
         head.watchers.append(app.state.live.observe)
-        app.add_middleware(_RequestMetrics, head=head)
+        app.add_middleware(_Answers, head=head)
     return app
 
 
@@ -131,17 +129,17 @@ class _PageFiles(StaticFiles):
         return response
 
 
-class _RequestMetrics:
-    """Counts and times requests per route template, and answers those that a closing head cancels."""
+class _Answers:
+    """Counts refused publishes, and answers requests that a closing head cancels."""
 
     def __init__(self, app: ASGIApp, head: Head) -> None:
         self._app, self._head = app, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _NOT_COUNTED:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, began = 0, time.monotonic()
+        status = 0
 
         async def noting(message: Message) -> None:
             nonlocal status
@@ -161,9 +159,5 @@ class _RequestMetrics:
                 await problems.answer(closing, scope["path"])(scope, receive, noting)
             else:
                 raise
-        finally:
-            # The route template, not the path: clients may make up any number of paths.
-            route = getattr(scope.get("route"), "path", "unknown")
-            self._head.metrics.answered(
-                method=scope["method"], route=route, status=status or 500, seconds=time.monotonic() - began
-            )
+        if scope["method"] == "PUT" and scope["path"].endswith("/weights") and 400 <= status < 500:
+            self._head.metrics.publish_refused()

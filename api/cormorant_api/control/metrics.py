@@ -4,14 +4,13 @@ import time
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.labels import HEAD_STATES, METHOD, UPDATE_RESULTS, UPDATE_STAGES
+from cormorant_contract.metrics.labels import HEAD_STATES, UPDATE_RESULTS, UPDATE_STAGES
 from cormorant_contract.rest.status import Status
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
 
 _RECENT_S = 60.0
-_REFUSED = 4
 _EXITS = ("http", "memory")
 _FROM_THE_STATUS = (
     declared.FRAMES_PER_SECOND,
@@ -19,7 +18,6 @@ _FROM_THE_STATUS = (
     declared.REDELIVERED,
     declared.CONSUMERS,
     declared.UPDATE_IN_PROGRESS,
-    declared.PAUSE_LEASES,
 )
 """Series that exist before there is a status."""
 
@@ -64,16 +62,9 @@ class HeadMetrics:
             self._stages[stage].observe(milliseconds / 1000)
         self._stages["total"].observe(sum(stages.values()) / 1000)
 
-    def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        self.exposition.counter(
-            declared.HTTP_REQUESTS,
-            method=method if method in METHOD.values else "other",
-            route=route,
-            status_class=f"{min(5, max(2, status // 100))}xx",
-        ).inc()
-        self.exposition.histogram(declared.HTTP_DURATION, route=route).observe(seconds)
-        if method == "PUT" and route.endswith("/weights") and status // 100 == _REFUSED:
-            self._results["rejected"].inc()
+    def publish_refused(self) -> None:
+        """A publish was refused before any worker received it."""
+        self._results["rejected"].inc()
 
     # -- gauges ------------------------------------------------------------------------------------------------
 
@@ -89,9 +80,6 @@ class HeadMetrics:
         show(declared.REDELIVERED, queue.redelivered)
         stale = status.frames.dropped.get("stale_for_consumer", 0)
         show(declared.FRAMES_DROPPED, stale, reason="stale_for_consumer")
-        now, last_seen = time.time(), [consumer.last_seen_at.timestamp() for consumer in status.consumers]
-        show(declared.CONSUMERS, sum(now - at < _RECENT_S for at in last_seen))
-        if last_seen:
-            show(declared.CONSUMER_SEEN, max(last_seen))
-        show(declared.PAUSE_LEASES, len(status.pauses))
+        now = time.time()
+        show(declared.CONSUMERS, sum(now - c.last_seen_at.timestamp() < _RECENT_S for c in status.consumers))
         show(declared.UPDATE_IN_PROGRESS, status.weights.update_state in ("staged", "applying", "partially_applied"))

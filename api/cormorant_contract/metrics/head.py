@@ -6,7 +6,6 @@ from cormorant_contract.metrics.metric import MetricList
 _STEPS_S = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0)
 _BATCHES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
 _UPDATES_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
-_REQUESTS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 _RETURNS = (-1000.0, -100.0, -20.0, -10.0, -1.0, 0.0, 1.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 10000.0)
 _LENGTHS = (10.0, 30.0, 100.0, 200.0, 500.0, 1000.0, 3000.0, 10000.0, 30000.0)
 _VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
@@ -125,9 +124,6 @@ REDELIVERED = _METRICS.counter(
     "batches_redelivered_total", "Batches delivered again because they were not acknowledged."
 )
 CONSUMERS = _METRICS.gauge("consumers", "Consumers that requested a batch in the last minute.")
-CONSUMER_SEEN = _METRICS.gauge(
-    "consumer_last_seen_timestamp_seconds", "When a consumer last requested a batch.", when="one has requested a batch"
-)
 UPDATES = _METRICS.counter("weight_updates_total", "Weight updates by result.", by.RESULT)
 UPDATE_DURATION = _METRICS.histogram(
     "weight_update_duration_seconds", "Duration of weight updates by stage.", by.STAGE, buckets=_UPDATES_S
@@ -140,7 +136,6 @@ LAST_APPLIED = _METRICS.gauge(
     "weight_last_applied_timestamp_seconds", "When the last weight update was applied.", when="one was applied"
 )
 PAUSED = _METRICS.gauge("paused", "1 while paused.")
-PAUSE_LEASES = _METRICS.gauge("pause_leases", "Pause leases in effect.")
 PAUSE_SECONDS = _METRICS.counter("pause_seconds_total", "Time spent paused.")
 WORKERS = _METRICS.gauge("workers", "Workers.", by.GROUP, by.WORKER_STATE)
 WORKER_RESTARTS = _METRICS.counter("worker_restarts_total", "Workers replaced.", by.GROUP, by.RESTARTED_FOR)
@@ -150,14 +145,5 @@ SINK_LAG = _METRICS.gauge(
 )
 HEAD_STATE_METRIC = _METRICS.gauge("head_state", "State of the head.", by.HEAD_STATE)
 HEAD_STARTED = _METRICS.gauge("head_start_timestamp_seconds", "When the head started.")
-HTTP_REQUESTS = _METRICS.counter(
-    "http_requests_total", "HTTP requests answered, without probes and scrapes.", by.METHOD, by.ROUTE, by.STATUS_CLASS
-)
-HTTP_DURATION = _METRICS.histogram(
-    "http_request_duration_seconds",
-    "Time from the request's header to the end of the response, including requested long-poll waits.",
-    by.ROUTE,
-    buckets=_REQUESTS_S,
-)
 BUILD_INFO = _METRICS.gauge("build_info", "Constant 1 with version labels.", by.VERSION, by.PYTHON, by.TORCH)
 HEAD_METRICS = tuple(_METRICS)

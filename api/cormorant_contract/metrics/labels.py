@@ -80,9 +80,6 @@ HEARD = Label(
     help="answering: valid answer. silent: no readable answer. refusing: rejects the operator's token.",
     values=("answering", "silent", "refusing"),
 )
-METHOD = Label(name="method", help="HTTP method.", values=("GET", "HEAD", "PUT", "POST", "DELETE", "other"))
-ROUTE = Label(name="route", help="Template of the path, or `unknown`; never the path itself.", at_most=40)
-STATUS_CLASS = Label(name="status_class", help="Class of the status code.", values=("2xx", "3xx", "4xx", "5xx"))
 GPU = Label(name="gpu", help="Index of the device.", at_most=16)
 VERSION = Label(name="version", help="Version of Cormorant.")
 PYTHON = Label(name="python", help="Python version.")

@@ -28,7 +28,6 @@ class ProblemType(StrEnum):
     NO_WEIGHTS = "no-weights", 404
     VERSION_EXPIRED = "version-expired", 404
     METHOD_NOT_ALLOWED = "method-not-allowed", 405
-    NOT_ACCEPTABLE = "not-acceptable", 406
     UPLOAD_STALLED = "upload-stalled", 408
     VERSION_CONFLICT = "version-conflict", 409
     NOT_PAUSED = "not-paused", 409

@@ -418,27 +418,8 @@ _TROUBLE = Section(
     ),
 )
 _REST = Section(
-    title="Requests and devices",
+    title="Devices",
     panels=(
-        Panel(
-            title="Requests",
-            description="Requests per second to the head's API, by status class.",
-            unit="reqps",
-            queries={
-                "{{status_class}}": "sum by (status_class) "
-                f"(rate(cormorant_http_requests_total{{{_JOB}}}[$__rate_interval]))"
-            },
-        ),
-        Panel(
-            title="Request duration",
-            description="Mean by route; includes long polling.",
-            unit="s",
-            queries={
-                "{{route}}": "sum by (route) "
-                f"(rate(cormorant_http_request_duration_seconds_sum{{{_JOB}}}[$__rate_interval])) / sum by (route) "
-                f"(rate(cormorant_http_request_duration_seconds_count{{{_JOB}}}[$__rate_interval]))"
-            },
-        ),
         Panel(
             title="GPU utilization",
             description="Share of time in which a kernel ran, by pod and device; NVIDIA devices only.",

@@ -15,7 +15,6 @@ from cormorant_client import PulledWeights
 from cormorant_contract.tensor_file import (
     NUMPY_NAMES,
     MalformedTensorFile,
-    looks_like_pickle,
     make_header,
     parse_header,
 )
@@ -113,20 +112,6 @@ def test_headers_that_lie_are_refused_with_a_sentence(data: bytes, message: str)
     assert caught.value.offset >= 0
 
 
-@pytest.mark.timeout(20)
-def test_a_shape_of_a_megabyte_is_refused_at_once() -> None:
-    shape = b"9" * 4000
-    for text in (
-        b"[" + b",".join([b"2"] * 500_000) + b"]",
-        b"[" + b",".join([shape] * 250) + b"]",
-        b"[" * 900 + b"]" * 900,
-    ):
-        data = file_of(b'{"a":{"dtype":"F32","shape":' + text + b',"data_offsets":[0,8]}}')
-        with pytest.raises(MalformedTensorFile) as caught:
-            parse_header(data)
-        assert len(str(caught.value)) < 600
-
-
 SIZES = st.one_of(
     st.integers(0, 5), st.sampled_from([-1, 2**31, 2**62, 2**63 - 1, 2**63, 10**4000, 1e999, 1.0, True, None, [[]]])
 )
@@ -164,9 +149,3 @@ def test_only_the_header_is_needed() -> None:
     assert parse_header(header, file_size=file.size_bytes).tensors == file.tensors
     with pytest.raises(MalformedTensorFile, match="two integers from 0 to 0, the bytes after the header"):
         parse_header(header)
-
-
-def test_pickles_are_known_by_their_first_bytes() -> None:
-    assert looks_like_pickle(b"PK\x03\x04rest")
-    assert looks_like_pickle(b"\x80\x04\x95")
-    assert not looks_like_pickle(make_header([("a", "F32", (1,))])[0])
