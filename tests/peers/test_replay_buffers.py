@@ -1,6 +1,5 @@
 """What docs/how-to/read-a-dataset.md says of TorchRL's ReplayBuffer, and that a buffer then has every frame."""
 
-import itertools
 import re
 from functools import partial
 from pathlib import Path
@@ -14,13 +13,7 @@ pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peer
 from tensordict.nn import TensorDictModule
 from torchrl.data import (
     LazyMemmapStorage,
-    LazyTensorStorage,
-    ListStorage,
-    PrioritizedSampler,
     RandomSampler,
-    ReplayBuffer,
-    SamplerWithoutReplacement,
-    SliceSampler,
     TensorDictReplayBuffer,
 )
 from torchrl.envs import Compose, DoubleToFloat, GymEnv, ParallelEnv, RewardSum, StepCounter, TransformedEnv
@@ -62,36 +55,6 @@ def test_the_page_fills_replay_buffers(folder: Path, monkeypatch: pytest.MonkeyP
     assert set(sampled.tolist()) <= set(dataset.episodes["traj_id"].to_pylist())
 
 
-STORAGES = {"tensor": LazyTensorStorage, "memmap": LazyMemmapStorage, "list": ListStorage}
-SAMPLERS = {
-    "random": RandomSampler,
-    "without replacement": SamplerWithoutReplacement,
-    "prioritized": lambda: PrioritizedSampler(FRAMES, alpha=0.7, beta=0.9),
-    "slices": lambda: SliceSampler(traj_key=("collector", "traj_ids"), slice_len=2, strict_length=False),
-}
-
-
-COMBINATIONS = [pair for pair in itertools.product(STORAGES, SAMPLERS) if pair != ("list", "slices")]
-"""TorchRL samples slices from storages of tensors only."""
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("storage", [LazyTensorStorage, LazyMemmapStorage])
-def test_two_dimensions_take_trajectories_and_batches(folder: Path, storage: Any) -> None:
-    dataset = cormorant.read_dataset(str(folder / "data" / "cartpole"))
-    buffer = ReplayBuffer(storage=storage(FRAMES, ndim=2), sampler=SAMPLERS["slices"](), batch_size=32)
-    for trajectory in dataset.trajectories():
-        buffer.extend(trajectory[None])
-    assert len(buffer) == FRAMES
-    assert (buffer[:][0]["observation"] == torch.cat(list(dataset.trajectories()))["observation"]).all()
-    assert buffer.sample().batch_size == (32,)
-    live = ReplayBuffer(storage=storage(80, ndim=2), batch_size=32)
-    with cormorant.open_fleet(make_job(num_envs=4, collection={"totalFrames": 80}, queue={}), workers=1) as fleet:
-        for batch in fleet.batches():
-            live.extend(batch)
-    assert len(live) == 80
-
-
 def pendulum() -> Any:
     return TransformedEnv(GymEnv("Pendulum-v1"), Compose(DoubleToFloat(), StepCounter(), RewardSum()))
 
@@ -116,17 +79,3 @@ def test_collectors_that_are_given_a_buffer_fill_it(kind: Any, envs: Any) -> Non
     assert len(buffer) == 200
     assert buffer.sample().batch_size == (32,)
     collector.shutdown()
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("read", ["frames", "trajectories"])
-@pytest.mark.parametrize(("storage", "sampler"), COMBINATIONS)
-def test_every_buffer_takes_what_is_read(folder: Path, storage: str, sampler: str, read: str) -> None:
-    dataset = cormorant.read_dataset(str(folder / "data" / "cartpole"))
-    buffer = TensorDictReplayBuffer(storage=STORAGES[storage](FRAMES), sampler=SAMPLERS[sampler](), batch_size=32)
-    for part in getattr(dataset, read)():
-        buffer.extend(part)
-    known = {tuple(row) for row in torch.cat(list(dataset.frames()))["observation"].tolist()}
-    sample = buffer.sample()
-    assert len(buffer) == FRAMES
-    assert {tuple(row) for row in sample["observation"].tolist()} <= known

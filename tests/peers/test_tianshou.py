@@ -3,7 +3,6 @@
 `make test-peers` makes the environment that has it; elsewhere these tests are skipped.
 """
 
-import copy
 from typing import Any
 
 import gymnasium
@@ -14,10 +13,9 @@ from torch import nn
 
 pytest.importorskip("tianshou", reason="Tianshou is not installed; `make test-peers` runs these tests")
 
-import envpool
 from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
-from tianshou.data import Batch, HERVectorReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.data import Collector as Theirs
+from tianshou.data import HERVectorReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.data.collector import BaseCollector, EpisodeRolloutHookMCReturn
 from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.env.venv_wrappers import VectorEnvWrapper
@@ -335,23 +333,6 @@ def test_info_in_buffers_is_what_environments_say(venv: Any) -> None:
     if venv is not VectorEnvNormObs:
         assert sampled.info["step"].tolist() == sampled.obs_next[:, 2].tolist()
     assert sampled.info.nested.echo.tolist() == sampled.act.tolist()
-
-
-def test_info_of_envpool_is_stored_by_its_names() -> None:
-    buffer = VectorReplayBuffer(40, 2)
-    pool = envpool.make("CartPole-v1", "gymnasium", num_envs=2, seed=0)
-    Collector(lambda observation: (observation[:, 0] > 0).long(), pool, buffer, info=["elapsed_step"]).collect(
-        n_step=10
-    )
-    sampled, _ = buffer.sample(0)
-    assert sampled.info.elapsed_step.tolist() == [1, 2, 3, 4, 5] * 2
-
-
-def test_a_batch_survives_a_deep_copy_of_the_buffer() -> None:
-    buffer = VectorReplayBuffer(60, 3)
-    Collector(discrete_policy(), counting(3), buffer).collect(n_step=9)
-    assert contents(copy.deepcopy(buffer)) == contents(buffer)
-    assert isinstance(buffer[buffer.sample_indices(0)], Batch)
 
 
 def trained(collector: Any) -> tuple[list[Any], dict[str, Any]]:

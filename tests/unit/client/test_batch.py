@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import BadBatch
 from cormorant_contract.tensor_file import parse_header
-from cormorant_postproc import MultiStep, frames_of, split_trajectories
+from cormorant_postproc import MultiStep, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
@@ -131,14 +131,6 @@ def test_a_worker_without_a_step_takes_its_place() -> None:
     assert found.shape == (4, 3)
     assert found["collector", "mask"].sum(1).tolist() == [3, 3, 0, 0]
     assert not found["next", "observation"][2:].any()
-
-
-def test_frames_leave_padding_out() -> None:
-    block = blocks_of([(4, 2, 1)])[0]
-    frames = frames_of(decoded(lent(block)[1]).tensordict())
-    assert frames.shape == (7,)
-    assert ("collector", "mask") not in frames.keys(True)
-    assert frames["next", "reward"].shape == (7, 1)
 
 
 def test_the_reference_library_reads_the_same_file() -> None:

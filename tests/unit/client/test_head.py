@@ -305,13 +305,6 @@ def test_a_tls_handshake_without_an_answer_ends_in_time() -> None:
         client.status()
 
 
-def test_closing_inside_of_a_request_of_the_same_thread_does_not_hang() -> None:
-    transport = Transport(timeout_s=1)
-    with transport._lock:  # where the garbage collector may run, and end a forgotten iteration
-        transport.close()
-    assert transport.closed.is_set()
-
-
 def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> None:
     transport = Transport(timeout_s=5)
     with ScriptedHead(in_turn(Say())) as head, transport.open(parse_address(head.url), "GET", "/") as response:

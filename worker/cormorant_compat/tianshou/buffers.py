@@ -53,13 +53,12 @@ def usual_buffer(num_envs: int) -> Any:
 class Extended:
     """TorchRL's buffers, and whatever else takes TensorDicts with `extend`.
 
-    Single frames `[N]`, one environment's after the other's; whole batches `[B, T]` where the storage has two
-    dimensions or the buffer says `keeps_time`.
+    Single frames `[N]`, one environment's after the other's; whole batches `[B, T]` where the buffer says `keeps_time`.
     """
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
-        self._max_frames, self._num_dims = room_of(buffer)
+        self._max_frames = room_of(buffer)[0]
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
@@ -69,23 +68,11 @@ class Extended:
                 f"the buffer holds {self._max_frames:,} frames and {asked}: the first ones would be overwritten before "
                 "they are read; make it larger, or collect less at once"
             )
-        if self._num_dims == 1:
-            return
-        if num_episodes and not self._keeps_time:
-            raise ValueError(
-                f"the buffer's storage has two dimensions, and n_episode {num_episodes} makes rows of different "
-                "lengths; collect n_step, or use a storage of one dimension"
-            )
-        if num_steps % num_envs:
-            raise ValueError(
-                f"the buffer's storage has two dimensions, and n_step {num_steps} is not a multiple of the {num_envs} "
-                "environments; collect whole rows, or use a storage of one dimension"
-            )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         from cormorant_postproc import frames_of
 
-        self._buffer.extend(batch if self._keeps_time or self._num_dims > 1 else frames_of(batch))
+        self._buffer.extend(batch if self._keeps_time else frames_of(batch))
 
     def reset(self, *, keep_statistics: bool) -> None:
         self._buffer.empty()

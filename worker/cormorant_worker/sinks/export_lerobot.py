@@ -31,7 +31,6 @@ _FILE_BYTES = 100 << 20
 _FILES_PER_CHUNK = 1000
 _STATISTICS_BYTES = 4 << 20
 _MOST_DIMENSIONS = 5
-_LIST_NUMBERS = 1 << 30
 _TASK_NAMES = ("taskId", "id", "entrypoint")
 _WHERE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _PLAIN = {
@@ -151,14 +150,9 @@ class LeRobotWriter:
             self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
         place = divmod(self._files, _FILES_PER_CHUNK)
         path = self._path("data/" + _WHERE.format(chunk_index=place[0], file_index=place[1]))
-        # LeRobot takes the shape (1,) for a number, and an Arrow list has at most 2^31 numbers.
+        # LeRobot takes the shape (1,) for a number.
         columns |= {name: values[:, 0] for name, values in columns.items() if values.shape[1:] == (1,)}
-        rows = max(1, _LIST_NUMBERS // max(values[0].size for values in columns.values()))
-        pieces = [
-            pa.table({name: nested_lists(values[start : start + rows]) for name, values in columns.items()})
-            for start in range(0, len(columns["index"]), rows)
-        ]
-        pq.write_table(pa.concat_tables(pieces), path)
+        pq.write_table(pa.table({name: nested_lists(values) for name, values in columns.items()}), path)
         self._held, self._held_bytes = [], 0
         self._files += 1
 

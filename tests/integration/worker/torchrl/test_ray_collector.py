@@ -262,16 +262,6 @@ def test_buffers_are_extended_and_trajs_per_batch_holds() -> None:
     assert [int(frame["observation"][2]) for frame in kept[:7]] == [0, 1, 0, 1, 2, 3, 4]
 
 
-def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
-    kwargs: dict[str, Any] = {"frames_per_batch": 7, "create_env_kwargs": {"lengths": (5,)}, **FREE}
-    with RayCollector(CountingEnv, sync=True, trajs_per_batch=1, **kwargs) as collector:
-        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
-        collector.set_seed(3)
-        # Two frames of another episode were there.
-        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
-        assert collector.stats()["episodes_given_up"] == 1
-
-
 def test_seeds_and_states_come_by_collector() -> None:
     kwargs: dict[str, Any] = {
         "num_collectors": 2, "sync": 1, "frames_per_batch": 12, "create_env_kwargs": COUNTING,

@@ -1,5 +1,3 @@
-import errno
-import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
@@ -8,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker.errors import DatasetCorrupt, DatasetError
+from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks import reader as readers
-from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.reader import read_dataset
 
 polars = pytest.importorskip("polars")
@@ -119,13 +116,6 @@ def test_columns_choose_all_below_them(case):
     assert (read == whole.select("observation", ("next", "observation"))).all()
 
 
-def test_each_column_can_be_read_alone(case):
-    _, dataset = case
-    for key in dataset.keys:
-        for read in (dataset.frames(columns=[key]), dataset.trajectories(columns=[key])):
-            assert [name if isinstance(name, tuple) else (name,) for name in next(read).keys(True, True)] == [key]
-
-
 def test_readers_hold_no_descriptors(make_dice, stored):
     """A job of one day has thousands of shards."""
     uri = stored(make_dice(), shards=5).uri
@@ -145,19 +135,6 @@ def _open_files() -> list[Path]:
         with suppress(FileNotFoundError):
             found.append(descriptor.readlink())
     return found
-
-
-@pytest.mark.parametrize("number", [errno.ENOMEM, errno.EMFILE])
-def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch, number):
-    def refuse(*_):
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(LocalStore, "open", refuse)
-    with pytest.raises(
-        DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer"
-    ) as caught:
-        next(dataset.frames())
-    assert not isinstance(caught.value, DatasetCorrupt)
 
 
 def test_a_column_that_does_not_exist_is_a_sentence(dataset):

@@ -1,6 +1,5 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
-import importlib
 import inspect
 import sys
 import threading
@@ -153,13 +152,6 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read_settings(given, num_collectors=2)
-
-
-@pytest.mark.parametrize("module", ["plain_env", pytest.param("env", marks=needs_torchrl)])
-def test_env_device_is_checked_before_building(module: str) -> None:
-    made = importlib.import_module(f"cormorant_compat.torchrl.{module}").MultiThreadedEnv
-    with pytest.raises(ValueError, match="device cuda:99 does not exist"):
-        made(1, "CartPole-v1", device="cuda:99")
 
 
 def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:

@@ -9,7 +9,7 @@ from tensordict import TensorDict
 from cormorant_compat.torchrl import RayCollector
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
 from cormorant_compat.torchrl.makers import count_collectors
-from cormorant_compat.torchrl.ray_arguments import own_settings, ray_options, read_updater, remote_options
+from cormorant_compat.torchrl.ray_arguments import own_settings, ray_options, remote_options
 from cormorant_compat.torchrl.settings import read_settings
 from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
@@ -125,16 +125,6 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert ray_options(None, []).address is ray_options({"address": "local"}, []).address is None
 
 
-def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cormorant_compat.torchrl.ray_arguments.is_connected", lambda: False)
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
-    assert ray_options(None, []).address == "10.0.0.1:6379"
-    assert ray_options({"address": "auto"}, []).address == "auto"
-    assert ray_options({"address": "local"}, []).address is None
-    monkeypatch.setenv("RAY_ADDRESS", "local")
-    assert ray_options(None, []).address is None
-
-
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
     class Inner:
         depth = 3
@@ -222,17 +212,3 @@ def test_stored_batches_are_split_and_processed() -> None:
     StoreInBuffer(read_settings(given, num_collectors=1))(block)
     assert shapes == [(4, 3)]
     assert len(buffer) == 10
-
-
-def test_an_updater_is_taken_or_made() -> None:
-    class Updater:
-        def push_weights(self, **_: Any) -> None: ...
-
-        def __call__(self) -> None:
-            raise AssertionError("it is one already")
-
-    one = Updater()
-    assert read_updater(None) is None
-    assert read_updater(one) is one
-    assert isinstance(read_updater(Updater), Updater)
-    assert read_updater(lambda: one) is one
