@@ -14,15 +14,12 @@ from datetime import UTC, datetime, timedelta
 
 import structlog
 
-from cormorant_api.errors import ApiError
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
-from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import CormorantError, FleetClosed
 
 log = structlog.get_logger()
 
-MOST_LEASES = 1000
 _RETRY_S = 1.0
 
 
@@ -82,19 +79,13 @@ class PauseKeeper:
         self._nudge.set()
 
     def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
-        """Grant a lease or renew the owner's; 429 if there are too many. Returns the lease, and True if it is new."""
+        """Grant a lease or renew the owner's. Returns the lease, and True if it is new."""
         created, now = datetime.now(UTC), self._clock()
         with self._lock:
             held = next(
                 (lease for lease in self._leases.values() if lease.owner == owner and lease.deadline > now), None
             )
             if is_new := held is None:
-                if len(self._leases) >= MOST_LEASES:
-                    raise ApiError(
-                        ProblemType.BUSY,
-                        f"{MOST_LEASES} pause leases are held, the maximum; end some of them",
-                        retry_after_s=10,
-                    )
                 self._numbers += 1
                 held = Lease(f"p{self._numbers}", owner, reason, created, expires_at=created, deadline=now)
             end = created + timedelta(seconds=ttl_s)

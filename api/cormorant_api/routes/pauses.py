@@ -9,7 +9,6 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
-from cormorant_contract.rest.problems import ProblemType
 
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
@@ -19,7 +18,7 @@ _RESUME_WITHIN_S = 10.0
 @router.post(
     "/v1/pauses",
     response_model=PauseLease,
-    **guarded(Role.WRITE, ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}}),
+    **guarded(Role.WRITE, also={201: {"model": PauseLease, "description": "A new lease."}}),
 )
 async def create_pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Response:
     """Take a pause lease: the fleet is paused while any lease is held. The same owner renews its lease (200)."""
@@ -45,7 +44,7 @@ async def end_pause(request: Request, head: TheHead, lease: str) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/v1/pause", **guarded(Role.WRITE, ProblemType.BUSY))
+@router.post("/v1/pause", **guarded(Role.WRITE))
 async def pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Pauses:
     """Pause the fleet: take a lease, by default for the owner "default"."""
     await _pause(request, head, body or PauseRequest())

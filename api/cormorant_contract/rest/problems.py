@@ -112,7 +112,7 @@ class Problem(Answer):
     """Byte offset of the first malformed byte."""
     limit_bytes: Count | None = None
     accepted: tuple[str, ...] | None = None
-    """Accepted media types or encodings."""
+    """Accepted media types."""
     known: tuple[str, ...] | None = None
     """Known names."""
     retry_after_s: float | None = None

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from cormorant_api.control.leases import PauseKeeper
-from cormorant_api.errors import ApiError
 from cormorant_cli.commands.status import printable
 from cormorant_contract.rest.pauses import PauseRequest
 from cormorant_testing.clock import Clock
@@ -82,17 +81,6 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     later, is_new = keeper.grant("learner", reason="", ttl_s=10)
     assert (is_new, later.id == first.id, later.reason) == (True, False, "")
     assert [lease.id for lease in keeper.held()] == [later.id]
-
-
-def test_leases_are_bounded() -> None:
-    keeper = stopped(Clock(100.0))
-    for number in range(1000):
-        keeper.grant(f"owner-{number}", reason="", ttl_s=10)
-    with pytest.raises(ApiError, match="1000 pause leases are held") as refused:
-        keeper.grant("one too many", reason="", ttl_s=10)
-    assert refused.value.status == 429
-    _, is_new = keeper.grant("owner-5", reason="", ttl_s=10)
-    assert not is_new
 
 
 def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
