@@ -98,35 +98,3 @@ def test_preempted_job_drains_and_goes_on_where_it_was(scene: Scene, quota: Quot
     scene.until(lambda: condition(workload(scene), "Finished").get("reason") == "Succeeded", "it finished")
     scene.until(lambda: quota.used_cpu() == "0", "all quota is free")
     assert scene.status["frames"]["settled"] == 100_000
-
-
-def test_deleted_workload_stops_nothing(scene: Scene, quota: Quota) -> None:
-    submit(scene, quota, "pong", "low")
-    scene.until_ready()
-    before, uids = workload(scene)["metadata"]["uid"], scene.uids()
-    scene.namespace("delete", "workloads.kueue.x-k8s.io", "--all")
-    scene.until(
-        lambda: (
-            condition(workload(scene), "Admitted").get("status") == "True"
-            if scene.namespace.items("workloads.kueue.x-k8s.io")
-            else False
-        ),
-        "another one is admitted",
-    )
-    assert workload(scene)["metadata"]["uid"] != before
-    assert scene.uids() == uids
-
-
-def test_smaller_start_where_the_group_may_be_smaller(scene: Scene, quota: Quota) -> None:
-    submit(scene, quota, "pong", "low", replicas=4, workerGroups=[{"name": "cpu", "minReplicas": 1}])
-    # One is enough to be ready.
-    scene.until(lambda: scene.status.get("workers") == "2/2", "the workers that have quota")
-    quota.set_cpu("2")
-    scene.edit(suspend=True)
-    scene.until(lambda: scene.stub.phase == "Draining", "the head drains")
-    scene.namespace.finish("pong-head-1", container="head", exit_code=143)
-    scene.until(lambda: scene.condition("Suspended") == "True/Suspended", "it is suspended")
-    scene.until(lambda: quota.used_cpu() == "0", "its quota is free")
-    scene.stub.phase = "Running"
-    scene.edit(suspend=False)
-    scene.until(lambda: scene.status["workers"] == "4/4", "all workers have quota")

@@ -2,10 +2,7 @@
 
 import inspect
 import json
-import os
 import signal
-import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -119,22 +116,6 @@ def test_version_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"cormorant {metadata.version('cormorant')}\n"
 
 
-@pytest.mark.parametrize(
-    ("command", "titles"),
-    [
-        ("", ["On this machine", "On a cluster", "A running head", "Reference"]),
-        ("run", ["Workers", "Serving"]),
-        ("weights", ["Commands"]),
-        ("dataset verify", ["Arguments"]),
-    ],
-)
-def test_help_is_short_and_grouped(command: str, titles: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.run([*command.split(), "-h"]) == 0
-    said = capsys.readouterr().out
-    assert f"Usage: cormorant {command}".rstrip() in said
-    assert [title for title in titles if f"─ {title} ─" not in said] == []
-
-
 def test_examples_in_help_parse() -> None:
     group = typer.main.get_command(app)
     examples = [
@@ -148,15 +129,6 @@ def test_examples_in_help_parse() -> None:
         command = group.commands[name]  # type: ignore[attr-defined]  # as above
         with command.make_context(name, arguments) as context:
             assert context.params
-
-
-def test_completion_knows_the_commands() -> None:
-    environment = {"_CORMORANT_COMPLETE": "complete_bash", "COMP_WORDS": "cormorant va", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [str(Path(sys.executable).parent / "cormorant")],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
-    )  # fmt: skip
-    assert "validate" in done.stdout, done.stderr
 
 
 # -- init ------------------------------------------------------------------------------------------------------

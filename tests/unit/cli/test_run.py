@@ -59,12 +59,6 @@ def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.Ca
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--workers=-1", "--frames=-1", "--device=tpu", "--fleet=swarm"])
-def test_bad_options_end_with_two(option: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.run(["run", "job.yaml", option]) == 2
-    assert "Invalid value" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("kind", "error"), [("ManifestError", BadInput), ("UnknownEnv", BadInput), ("EnvCrashed", CommandFailed)]
 )

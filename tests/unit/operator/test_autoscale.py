@@ -92,15 +92,6 @@ def test_settles_at_what_learners_need(demand: float, size: int, noise: float, s
     assert len(steps) <= 8
 
 
-def test_follows_a_learner_that_becomes_faster_and_slower() -> None:
-    job = Job(size=2, most=32)
-    job.run(2, minutes=10)
-    job.run(12, minutes=10)
-    up = job.size
-    job.run(3, minutes=30)
-    assert (job.sizes[0], up, job.size) == (2, 12, 4)
-
-
 def test_on_policy_learners_change_nothing() -> None:
     # Learners wait while workers collect, and workers wait while learners learn: more workers would not be wrong, but
     # how many is not to be seen.

@@ -186,16 +186,6 @@ async def test_answers_that_tell_nothing_new_are_not_decided_about(scene: Scene)
     await scene.until(lambda: scene.status["weights"]["version"] == 3)
 
 
-async def test_silence_is_said_once_and_so_is_its_end(scene: Scene) -> None:
-    scene.head.is_silent = True
-    await scene.until(lambda: scene.condition("Progressing")["reason"] == "ControlPlaneUnreachable")
-    decided = scene.decided
-    await scene.until_asked(5)
-    assert scene.decided <= decided + 1
-    scene.head.is_silent = False
-    await scene.until(lambda: scene.condition("Progressing")["reason"] != "ControlPlaneUnreachable")
-
-
 async def test_rejected_token_recreates_a_deleted_secret(scene: Scene) -> None:
     del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
     scene.head.is_refusing = True

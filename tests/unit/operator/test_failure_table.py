@@ -235,19 +235,6 @@ def test_restarted_operator_keeps_to_the_back_off() -> None:
     assert world.slots() == ["cpu-0", "cpu-1"]
 
 
-def test_operator_killed_after_any_write_leaves_the_same_world() -> None:
-    reference = World()
-    reference.run()
-    for crash_after in range(9):
-        world = World()
-        for _ in range(10):
-            world.step(crash_after=crash_after)
-            world.restart_operator()
-        world.run()
-        assert world.pods.keys() == reference.pods.keys()
-        assert world.children == reference.children
-
-
 def test_operators_agree_on_the_successor_of_a_pod() -> None:
     world = running()
     victim = world.live()[0].name
@@ -276,18 +263,6 @@ def test_name_of_a_vanished_pod_is_not_reused() -> None:
     world.then.vanish(second)
     assert world.live()[0].name not in (first, second)
     assert (world.live()[0].attempt, world.live()[0].restarts) == (2, 1)
-
-
-def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
-    world = running(replicas=4)
-    healthy = {pod.name for pod in world.live()[2:]} | {"pong-head-1"}
-    world.evict(world.live()[0].name)
-    world.delete(world.live()[0].name)
-    world.tick(600)
-    world.collect(50_000)
-    plan = world.step()
-    assert len(of_kind(plan.actions, CreatePod)) == 2
-    assert not {action.pod.name for action in of_kind(plan.actions, DeletePod)} & healthy
 
 
 # -- who may talk to pods --------------------------------------------------------------------------------------

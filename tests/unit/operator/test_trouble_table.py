@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod
+from cormorant_operator.decide.plan import CheckTemplate, CreatePod, CreateTokens, DeletePod
 from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, changes, of_kind, running, waiting
 
@@ -240,15 +240,6 @@ def test_namespace_that_is_terminating_is_left_quietly() -> None:
 
 
 # -- drift and silence -----------------------------------------------------------------------------------------
-
-
-def test_service_that_somebody_changed_or_deleted_is_restored() -> None:
-    world = running()
-    expected, head = dict(world.children), world.api.stored["Service", "pong-head"]
-    world.keep({**head, "spec": {**head["spec"], "selector": {}}})
-    world.vanish("pong-api", "Service")
-    assert len(of_kind(world.step().actions, ApplyChild)) == 2
-    assert world.children == expected
 
 
 def test_secret_that_pods_miss_is_made_again() -> None:
