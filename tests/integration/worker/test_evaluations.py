@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +16,8 @@ from cormorant import evaluate, load_job
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
-from cormorant_testing.scripts import until
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
-from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.run_evaluation import evaluation_job, run_evaluation
 
@@ -81,38 +77,6 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
     table = run_evaluation(job, workers=2, engine=on_ray, look=kill_one)
     assert len(killed) == 2
     assert table.to_json() == whole.to_json()
-
-
-_RUN = """
-import sys
-from cormorant import evaluate
-from cormorant_contract.parsing import parse_job
-import json
-evaluate(parse_job(json.load(open(sys.argv[1]))), episodes=24, workers=2, deterministic=False, directory=sys.argv[2])
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    whole = evaluate(slow(), episodes=24, workers=1, deterministic=False)
-    manifest, folder = tmp_path / "job.json", tmp_path / "results"
-    manifest.write_text(json.dumps(slow().to_document()))
-    run = subprocess.Popen(
-        [sys.executable, "-c", _RUN, str(manifest), str(folder)],
-        start_new_session=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )
-    until(lambda: len(ResultFolder(str(folder)).played()) >= 5 or run.poll() is not None, seconds=110, every_s=0.02)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-    before = ResultFolder(str(folder)).played()
-    assert 5 <= len(before) < 24
-    kept = {path.name: path.stat().st_mtime_ns for path in (folder / "played").iterdir()}
-    table = evaluate(slow(), episodes=24, workers=2, deterministic=False, directory=folder)
-    assert table.to_json() == whole.to_json()
-    after = {path.name: path.stat().st_mtime_ns for path in (folder / "played").iterdir()}
-    # A worker that outlived its run for a moment may have written one more file; none was written again.
-    assert {name: after[name] for name in kept} == kept
 
 
 def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:

@@ -48,7 +48,6 @@ def test_info_of_whole_episodes_is_padded_with_zeros() -> None:
         ({"key": "pair", "shape": [3]}, {}, r"pair has the shape \[2\], declared is \[3\]"),
         ({"key": "pair", "dtype": "int16", "shape": [3]}, {}, r"returned pair of shape \[2\]; env.info says \[3\]"),
         ({"key": "big", "dtype": "uint8"}, {"big": 300}, "returned big that does not fit uint8: 300 .* stored as 44"),
-        ({"key": "half", "dtype": "int64"}, {"half": 0.5}, "half that does not fit int64: 0.5"),
         ({"key": "even", "fill": 2}, {}, "fill 2 of even does not fit bool"),
     ],
 )
@@ -64,7 +63,6 @@ def test_info_that_cannot_be_stored_gets_a_sentence(
     [
         ("float32", 1e300, r"far that does not fit float32: 1e\+300 .* stored as inf"),
         ("float32", 10**40, r"far that does not fit float32: 1e\+40 .* stored as inf"),
-        ("float32", np.float64(-1e39), r"far that does not fit float32: -1e\+39 .* stored as -inf"),
         ("float64", 10**400, "far that does not fit float64: int too large"),
         ("int64", 2**70, r"far that does not fit int64: 1\.1805\d*e\+21 .* declare another dtype"),
     ],
@@ -81,11 +79,9 @@ def test_numbers_that_do_not_fit_are_not_stored(dtype: str, value: Any, sentence
 @pytest.mark.parametrize(
     ("value", "dtype", "stored"),
     [
-        (3, "float32", np.float32(3)),
         (np.float64(0.1), "float32", np.float32(0.1)),
         (2**70, "float32", np.float32(2**70)),
         ([2**70, 1], "float32", np.array([2**70, 1], np.float32)),
-        (-np.inf, "float32", np.float32(-np.inf)),
         (np.nan, "float32", np.float32(np.nan)),
         (np.array([np.inf, 1e38]), "float32", np.array([np.inf, 1e38], np.float32)),
         (np.array([1, 0]), "bool", np.array([True, False])),
