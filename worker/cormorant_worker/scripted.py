@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from cormorant_contract import errors as contract
+from cormorant_contract.arguments import check_types
 from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -51,6 +52,12 @@ _OF_COLLECTION = {
     "seed": "seed",
 }
 """Arguments, and the fields of `spec.collection` that say the same."""
+_TYPES = {
+    "policy": PolicyChoice | None,
+    "policy_factory": Callable[..., Any] | None,
+    "on_policy": bool,
+    "collection": Mapping[str, Any] | None,
+}
 _OF_ENV = {"num_envs": "numEnvs", "vectorization_mode": "vectorization"}
 _ENVPOOL = "envpool:"
 
@@ -166,8 +173,6 @@ class Scripted:
 
     def _check_mappings(self) -> None:
         """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
-        if not isinstance(self.collection, Mapping | None):
-            raise ManifestError(f"collection is {self.collection!r}; pass a mapping like spec.collection, or None")
         mode = self.vectorization_mode
         if mode is not None and self._steps_itself:
             raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
@@ -182,9 +187,8 @@ class Scripted:
                 )
 
     def _check(self) -> None:
+        check_types(ManifestError, _TYPES, {name: getattr(self, name) for name in _TYPES})
         self._check_mappings()
-        if not isinstance(self.on_policy, bool):
-            raise ManifestError(f"on_policy is {self.on_policy!r}; give True or False")
         if self.on_policy and "async" in (self.mode, (self.collection or {}).get("mode")):
             raise ManifestError(
                 'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
@@ -195,19 +199,10 @@ class Scripted:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
             )
-        if not (self.policy_factory is None or callable(self.policy_factory)):
-            raise ManifestError(
-                f"policy_factory is {self.policy_factory!r}; pass a function of (observation_space, action_space)"
-            )
         if isinstance(self.policy, type):
             raise ManifestError(
                 f"policy is the class {self.policy.__name__}; pass an instance, or policy_factory= and a function of "
                 "(observation_space, action_space) that makes one in each worker"
-            )
-        if self.policy is not None and not (callable(self.policy) or isinstance(self.policy, str | Mapping)):
-            raise ManifestError(
-                f"policy is a {type(self.policy).__name__}; pass a torch module, a callable on observations, or "
-                '"package.module:factory"'
             )
         if self._kind in ("vector", "jax"):
             return

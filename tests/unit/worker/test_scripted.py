@@ -68,7 +68,7 @@ def test_job_says_what_a_manifest_would() -> None:
             {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},
             "on_policy sets collection.weights, and collection has weights, too",
         ),
-        ({"env": make_cartpole, "policy": 3}, "policy is a int; pass a torch module"),
+        ({"env": make_cartpole, "policy": 3}, r"policy is 3; give Callable\[\.\.\., Any\] \| str"),
         ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
         ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),
         (

@@ -185,7 +185,7 @@ class DeviceRollout(Rollout):
         first = rows.first_at[t]
         # Where an episode began; the stored rows keep what the one before it ended with.
         states = [
-            torch.where(_beside(first, state), new, state)
+            torch.where(first.reshape(-1, *[1] * (state.dim() - 1)), new, state)
             for state, new in zip(rows.states_at[t], self._initial, strict=True)
         ]
         found = self._actor.act_tensors(rows.obs_at[t], states, first)
@@ -263,10 +263,6 @@ class DeviceRows:
 def _by_row(tensors: Sequence[torch.Tensor], num_rows: int) -> list[tuple[torch.Tensor, ...]]:
     """The rows, one after the other: a tensor [N, ...] per leaf each."""
     return list(zip(*(tensor.unbind(0) for tensor in tensors), strict=True)) or [()] * num_rows
-
-
-def _beside(flags: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-    return flags.reshape(-1, *[1] * (value.dim() - 1))
 
 
 def rollout_of(env: VectorEnv, group: EnvGroup, actor: Actor, check: ActionCheck) -> Rollout | None:
