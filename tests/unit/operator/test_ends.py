@@ -64,14 +64,8 @@ def test_worker_without_a_device_says_why_everywhere() -> None:
     assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "device cuda was requested but torch finds no CUDA device; set its device: cpu",
-        "the head at pong-head:6379 refuses this pod's token; delete the head's pod",
-    ],
-)
-def test_blocked_worker_among_others_ends_nothing(words: str) -> None:
+def test_blocked_worker_among_others_ends_nothing() -> None:
+    words = "the head at pong-head:6379 refuses this pod's token; delete the head's pod"
     world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
     for _ in range(3):
         victim = world.live()[1].name
