@@ -20,7 +20,6 @@ from cormorant_contract.rest.updates import (
     Update,
     UpdateReceipt,
     UpdateState,
-    UpdateSummary,
     WorkerCounts,
 )
 from cormorant_worker.fleet.stats import WorkerReceipts
@@ -53,6 +52,11 @@ class _Record:
         """Workers except lost ones."""
         counts = self.counts
         return WorkerCounts(total=counts.total() - counts["lost"], acked=counts["applied"], failed=counts["refused"])
+
+    def describe(self, *, with_receipts: bool = True) -> Update:
+        receipts = tuple(receipt for _, receipt in sorted(self.receipts.items())) if with_receipts else ()
+        changes = {"workers": self.workers, "slowest_ms": self.slowest_ms, "receipts": receipts}
+        return self.update.model_copy(update=changes)
 
     def mark(self, worker: str, state: ReceiptState, **changes: Any) -> None:
         before = self.receipts.get(worker)
@@ -173,17 +177,19 @@ class UpdateTracker:
     def find(self, version: int) -> Update | None:
         with self._lock:
             record = self._records.get(version)
-            return None if record is None else _describe(record)
+            return None if record is None else record.describe()
 
     def state_of(self, version: int) -> UpdateState | None:
         """State of an update; None if there is no such update. Lock-free: long polls call it at each notification."""
         record = self._records.get(version)
         return None if record is None else record.update.state
 
-    def newest(self, most: int) -> tuple[UpdateSummary, ...]:
-        """Summaries of the newest updates, newest first."""
+    def newest(self, most: int) -> tuple[Update, ...]:
+        """The newest updates without their receipts, newest first."""
         with self._lock:
-            return tuple(_summarize(record) for record in islice(reversed(self._records.values()), most))
+            return tuple(
+                record.describe(with_receipts=False) for record in islice(reversed(self._records.values()), most)
+            )
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
@@ -203,7 +209,7 @@ class UpdateTracker:
                 if record.update.state in _OVER:
                     self._open.pop(record.update.version, None)
             changed = [record for record, state in zip(records, before, strict=True) if record.update.state != state]
-            ended = [_describe(record) for record in changed if record.update.state != "applying"]
+            ended = [record.describe() for record in changed if record.update.state != "applying"]
         for update in ended:
             self._on_result(update)
         if ended:
@@ -245,24 +251,3 @@ def version_of(text: str) -> int | None:
     digits = text[1:]
     is_id = text.startswith("u") and digits.isascii() and digits.isdigit() and len(digits) <= 19
     return int(digits) if is_id and str(int(digits)) == digits else None
-
-
-def _summarize(record: _Record) -> UpdateSummary:
-    update = record.update
-    return UpdateSummary(
-        update_id=update.update_id,
-        version=update.version,
-        state=update.state,
-        models=tuple(sorted(update.models)),
-        bytes=update.bytes,
-        workers=record.workers,
-        staged_at=update.staged_at,
-        slowest_ms=record.slowest_ms,
-        superseded_by=update.superseded_by,
-        error=update.error,
-    )
-
-
-def _describe(record: _Record) -> Update:
-    receipts = tuple(receipt for _, receipt in sorted(record.receipts.items()))
-    return record.update.model_copy(update={"workers": record.workers, "receipts": receipts})

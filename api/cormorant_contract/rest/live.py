@@ -13,7 +13,7 @@ from pydantic import Field
 from cormorant_contract.rest.base import Answer, Count, Time
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.status import Status, Worker
-from cormorant_contract.rest.updates import UpdateSummary
+from cormorant_contract.rest.updates import Update
 
 
 class Hello(Answer):
@@ -63,8 +63,8 @@ class Moment(Answer):
     """True while `spec.paused` pauses the job, regardless of leases."""
     workers: tuple[Worker, ...] | None = None
     """Every worker; None: unchanged since the last list. Lists of more than 100 workers are not sent every second."""
-    updates: tuple[UpdateSummary, ...] = ()
-    """The latest publishes of this head, newest first; receipts are at `/v1/updates/{id}`."""
+    updates: tuple[Update, ...] = ()
+    """The latest publishes of this head, newest first, without receipts: they are at `/v1/updates/{id}`."""
     events: tuple[Event, ...] = ()
     """Events since the last moment, oldest first, without those of every batch (`accepted`, `applied`, `dropped`).
     An event may be sent twice; deduplicate by id.

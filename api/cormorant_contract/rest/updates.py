@@ -55,22 +55,6 @@ class ModelUpdate(Answer):
     tensors: Count
 
 
-class UpdateSummary(Answer):
-    """Summary of a publish."""
-
-    update_id: str
-    version: Version
-    state: UpdateState
-    models: tuple[str, ...]
-    bytes: Count
-    workers: WorkerCounts
-    staged_at: Time
-    slowest_ms: Millis | None = None
-    """From the last byte of the request to the latest receipt so far."""
-    superseded_by: Version | None = None
-    error: str = ""
-
-
 class Update(Answer):
     """A publish and its receipts."""
 
@@ -88,6 +72,8 @@ class Update(Answer):
     workers: WorkerCounts
     receipts: tuple[UpdateReceipt, ...]
     """Receipts by worker. Kept for the last 100 publishes of this head."""
+    slowest_ms: Millis | None = None
+    """From the last byte of the request to the latest receipt so far."""
     superseded_by: Version | None = None
     error: str = ""
     warning: str = ""

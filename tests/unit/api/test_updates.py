@@ -159,7 +159,7 @@ def test_the_newest_updates_are_told_at_a_glance() -> None:
     ]
     assert (newest[0].workers.acked, newest[0].workers.failed, newest[0].workers.total) == (1, 1, 2)
     assert (newest[0].slowest_ms, newest[1].slowest_ms, newest[1].superseded_by) == (500.0, None, 5)
-    assert newest[0].models == ("policy",)
+    assert (list(newest[0].models), newest[0].receipts) == (["policy"], ())
 
 
 def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
