@@ -26,20 +26,20 @@ def train(client: Client, *, goal: float, max_updates: int, seed: int) -> float:
     policy = mlp(*client.spaces)
     ppo = Ppo(Agent(policy, make_critic(4)), Settings())
     began, score = time.monotonic(), 0.0
-    with LearnerLink(client, policy, background=False, wait=10) as link:
-        for number, batch in enumerate(link.batches(), start=1):
-            ppo.update(batch)
-            link.step()  # publishes, and waits until the workers act with it
-            if number % 10 == 0 or number == max_updates:
-                stats = client.stats()
-                score = stats.mean_return or 0.0
-                seconds = time.monotonic() - began
-                print(
-                    f"{stats.frames:>7} frames  {seconds:5.0f} s  version {link.version:>4}  "
-                    f"staleness {link.staleness.max}  return {score:5.1f}"
-                )
-                if score >= goal or number >= max_updates:
-                    break
+    link = LearnerLink(client, policy, wait=10)
+    for number, batch in enumerate(link.batches(), start=1):
+        ppo.update(batch)
+        link.step()  # publishes, and waits until the workers act with it
+        if number % 10 == 0 or number == max_updates:
+            stats = client.stats()
+            score = stats.mean_return or 0.0
+            seconds = time.monotonic() - began
+            print(
+                f"{stats.frames:>7} frames  {seconds:5.0f} s  version {link.version:>4}  "
+                f"staleness {link.staleness.max}  return {score:5.1f}"
+            )
+            if score >= goal or number >= max_updates:
+                break
     return score
 
 

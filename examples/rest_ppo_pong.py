@@ -1,4 +1,4 @@
-"""PPO on Pong over HTTP, weights published in the background while collecting goes on.
+"""PPO on Pong over HTTP, while collecting goes on with the weights that were published last.
 
     cormorant run examples/pong-ppo.yaml --serve                           # prints where the token file is
     python examples/rest_ppo_pong.py --url http://127.0.0.1:8000 --token-file FILE
@@ -29,19 +29,19 @@ def train(client: Client, *, max_updates: int, seed: int) -> list[tuple[float, f
     policy = atari_cnn(*client.spaces, return_log_prob=True)
     ppo = Ppo(SharedAgent(policy, nn.Linear(512, 1)), SETTINGS)
     began, losses = time.monotonic(), []
-    with LearnerLink(client, policy) as link:
-        for number, batch in enumerate(link.batches(), start=1):
-            losses.append(ppo.update(batch))
-            link.step()  # returns at once; the newest weights follow
-            stats = client.stats()
-            played = stats.mean_return or 0.0
-            first, last = losses[-1]
-            print(
-                f"{stats.frames:>9} frames  {time.monotonic() - began:6.0f} s  version {link.version:>4}  "
-                f"staleness {link.staleness.mean:.1f}  loss {first:.4f} -> {last:.4f}  return {played:.1f}"
-            )
-            if number == max_updates:
-                break
+    link = LearnerLink(client, policy)
+    for number, batch in enumerate(link.batches(), start=1):
+        losses.append(ppo.update(batch))
+        link.step()  # publishes; workers use the weights from their next batch on
+        stats = client.stats()
+        played = stats.mean_return or 0.0
+        first, last = losses[-1]
+        print(
+            f"{stats.frames:>9} frames  {time.monotonic() - began:6.0f} s  version {link.version:>4}  "
+            f"staleness {link.staleness.mean:.1f}  loss {first:.4f} -> {last:.4f}  return {played:.1f}"
+        )
+        if number == max_updates:
+            break
     return losses
 
 

@@ -17,7 +17,7 @@ from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import *  # noqa: F403
 from cormorant_client.link import LearnerLink, Staleness
 from cormorant_client.pauses import Pause
-from cormorant_client.publishing import Publisher, PulledWeights, Update
+from cormorant_client.publishing import PulledWeights, Update
 
 __all__ = [
     "AsyncClient",
@@ -26,7 +26,6 @@ __all__ = [
     "Delivery",
     "LearnerLink",
     "Pause",
-    "Publisher",
     "PulledWeights",
     "RemoteBatches",
     "RemoteShard",

@@ -36,7 +36,7 @@ from cormorant_client.errors import (
 )
 from cormorant_client.head import HeadConnection, quoted, read_events, read_opening
 from cormorant_client.pauses import Pause, default_owner
-from cormorant_client.publishing import MAIN_MODEL, Body, Publisher, PulledWeights, Update, make_body
+from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
@@ -243,10 +243,6 @@ class Client(Fleet):
         """
         check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
-
-    def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
-        """A background publisher. If publishes come faster than they can be sent, the newest wins."""
-        return Publisher(self._publish, model=model)
 
     def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
         """Fetch weights.

@@ -34,10 +34,10 @@ class Staleness:
 class LearnerLink:
     """A learner's connection: batches in, weights out.
 
-    with LearnerLink(client, policy, publish_every=4) as link:
-        for batch in link.batches():
-            learn(policy, batch)
-            link.step()                        # one update made; every 4th publishes
+    link = LearnerLink(client, policy, publish_every=4)
+    for batch in link.batches():
+        learn(policy, batch)
+        link.step()                            # one update made; every 4th publishes
     """
 
     def __init__(
@@ -46,7 +46,6 @@ class LearnerLink:
         weights: Publishable,
         *,
         publish_every: int = 1,
-        background: bool = True,
         wait: float = 0.0,
         model: str = MAIN_MODEL,
         **batches: Unpack[StreamOptions],
@@ -57,9 +56,8 @@ class LearnerLink:
             client: stays open when the link closes.
             weights: the module (or modules by model name) that is trained; read at every publish.
             publish_every: learner updates between publishes.
-            background: copy the weights and send them from a thread, newest wins. False: `step` returns once the head
-                has them, and with `wait` once the workers use them, as strictly on-policy learning needs.
-            wait: seconds to wait for the workers, if not in the background.
+            wait: seconds to wait for the workers, as strictly on-policy learning needs. Without it, publishing returns
+                once the head has the weights.
             model: name of the model.
             batches: options of `Client.batches`.
         """
@@ -73,14 +71,9 @@ class LearnerLink:
         self._wanted = batches
         self.num_updates: int = 0
         """Learner updates so far."""
-        self._version = client.publish(weights, model=model, wait=wait).version
-        self._publisher = client.publisher(model=model) if background else None
-        self._seen: deque[tuple[int, int, int]] = deque(maxlen=_WINDOW)
-
-    @property
-    def version(self) -> int:
+        self.version: int = client.publish(weights, model=model, wait=wait).version
         """The newest version that this link has published."""
-        return max(self._version, self._publisher.version if self._publisher else 0)
+        self._seen: deque[tuple[int, int, int]] = deque(maxlen=_WINDOW)
 
     def batches(self) -> "Iterator[TensorDict]":
         """Iterate like `Client.batches`, and measure staleness. Publishes again if a new head lacks the weights."""
@@ -107,7 +100,7 @@ class LearnerLink:
         """Count one learner update; publishes after every `publish_every` of them.
 
         Raises:
-            ClientError: this publish or an earlier background publish failed.
+            ClientError: the publish failed.
         """
         self.num_updates += 1
         if self.num_updates % self._publish_every == 0:
@@ -115,10 +108,7 @@ class LearnerLink:
 
     def publish(self) -> None:
         """Publish now."""
-        if self._publisher is not None:
-            self._publisher.publish(self._weights)
-        else:
-            self._version = self._client.publish(self._weights, model=self._model, wait=self._wait).version
+        self.version = self._client.publish(self._weights, model=self._model, wait=self._wait).version
 
     @property
     def staleness(self) -> Staleness:
@@ -128,14 +118,3 @@ class LearnerLink:
         return Staleness(
             mean=total / frames if frames else 0.0, max=max((most for _, _, most in self._seen), default=0)
         )
-
-    def close(self) -> None:
-        """Send weights that are still queued, and stop the thread. May be called twice."""
-        if self._publisher is not None:
-            self._publisher.close()
-
-    def __enter__(self) -> "LearnerLink":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

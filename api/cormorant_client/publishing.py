@@ -5,16 +5,15 @@ tensors before they are sent.
 """
 
 import json
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cormorant_client.delivery import NAME_BY_NUMPY, Array, view
-from cormorant_client.errors import ClientError, CormorantError, NotFound, UpdateFailed, WeightsError
+from cormorant_client.errors import NotFound, UpdateFailed, WeightsError
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.transport import Bytes
 from cormorant_contract.arguments import refuse_empty
@@ -172,114 +171,6 @@ class Update(Receipt):
     def __repr__(self) -> str:
         workers = self.answer.workers
         return f"Update(version={self.version}, state={self.state!r}, workers={workers.acked}/{workers.total})"
-
-
-class Publisher:
-    """Sends weights in the background, newest wins. Thread-safe; close it, or use it as a context manager."""
-
-    def __init__(self, send: Callable[[Body], Update], *, model: str = MAIN_MODEL) -> None:
-        self._send = send
-        self._model = model
-        self._condition = threading.Condition()
-        """Guards all below."""
-        self._waiting: Body | None = None
-        self._is_sending = False
-        self._is_closed = False
-        self._error: CormorantError | None = None
-        self._last: Update | None = None
-        self.num_superseded = 0
-        """Publishes that a newer one overtook before they were sent."""
-        self._thread = threading.Thread(target=self._run, name="cormorant-publisher", daemon=True)
-        self._thread.start()
-
-    def publish(self, weights: Publishable) -> None:
-        """Send these weights after the previous ones. Returns at once; tensors are copied first.
-
-        Raises:
-            ClientError: an earlier publish failed; this one is not sent.
-            WeightsError: `weights` contains something that is not a tensor.
-        """
-        body = make_body(weights, model=self._model).copied()
-        with self._condition:
-            self._raise_error()
-            if self._is_closed:
-                raise ClientError("the publisher is closed; create a new one")
-            self.num_superseded += self._waiting is not None
-            self._waiting = body
-            self._condition.notify_all()
-
-    @property
-    def last(self) -> Update | None:
-        """The newest publish that the head has received."""
-        return self._last
-
-    @property
-    def version(self) -> int:
-        """Version of the last publish; 0 before the first."""
-        return self._last.version if self._last is not None else 0
-
-    def flush(self, timeout_s: float = 60.0) -> Update | None:
-        """Wait until the head has received the last publish, and return its update.
-
-        Raises:
-            ClientError: the publish failed or took too long.
-        """
-        with self._condition:
-            done = self._condition.wait_for(
-                lambda: self._error is not None or not (self._waiting or self._is_sending), timeout=timeout_s
-            )
-            self._raise_error()
-            if not done:
-                raise ClientError(f"the head did not receive the weights within {timeout_s:g} s; increase the timeout")
-            return self._last
-
-    def close(self, timeout_s: float = 60.0) -> None:
-        """Send pending weights and stop. Idempotent.
-
-        Raises:
-            ClientError: the pending weights could not be sent.
-        """
-        try:
-            if not self._is_closed:
-                self.flush(timeout_s)
-        finally:
-            with self._condition:
-                self._is_closed = True
-                self._condition.notify_all()
-            self._thread.join(timeout_s)
-
-    def __enter__(self) -> "Publisher":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Send pending weights and stop."""
-        self.close()
-
-    def _raise_error(self) -> None:
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-    def _run(self) -> None:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiting is not None or self._is_closed)
-                if self._waiting is None:
-                    return
-                body, self._waiting = self._waiting, None
-                self._is_sending = True
-            update: Update | None = self._last
-            failed: CormorantError | None = None
-            try:
-                update = self._send(body)
-            except CormorantError as error:
-                failed = error
-            except Exception as error:  # noqa: BLE001  # the edge of a thread: the next publish raises it
-                failed = ClientError(f"publishing failed: {type(error).__name__}: {error}")
-                failed.__cause__ = error
-            with self._condition:
-                self._is_sending, self._last, self._error = False, update, failed
-                self._condition.notify_all()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from cormorant.policies import mlp
 
 with connect() as client:
     policy = mlp(*client.spaces)
-    with LearnerLink(client, policy, background=False, wait=60) as link:
-        for batch in link.batches():
-            acted = batch["collector", "policy_version"]
-            said = {"oldest": int(acted.min()), "newest": int(acted.max()), "published": link.version}
-            print(json.dumps(said | {"staleness": link.staleness.max}), flush=True)
-            link.step()
+    link = LearnerLink(client, policy, wait=60)
+    for batch in link.batches():
+        acted = batch["collector", "policy_version"]
+        said = {"oldest": int(acted.min()), "newest": int(acted.max()), "published": link.version}
+        print(json.dumps(said | {"staleness": link.staleness.max}), flush=True)
+        link.step()
 """
 MANIFEST = small_job(
     "onpolicy",

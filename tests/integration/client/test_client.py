@@ -253,13 +253,13 @@ def test_a_closed_asyncio_client_says_so(served: Served) -> None:
 
 def test_link_publishes_every_other_update(client: Client) -> None:
     module = nn.ParameterDict(numbered(0))
-    with LearnerLink(client, module, publish_every=2, frames=180) as link:
-        began = link.version
-        for batch in link.batches():
-            assert batch.batch_size == (NUM_ENVS, 10)
-            with torch.no_grad():
-                module["number"] += 1
-            link.step()
+    link = LearnerLink(client, module, publish_every=2, frames=180)
+    began = link.version
+    for batch in link.batches():
+        assert batch.batch_size == (NUM_ENVS, 10)
+        with torch.no_grad():
+            module["number"] += 1
+        link.step()
     assert link.num_updates == 6
     assert began < link.version <= began + 3
     assert link.staleness.max >= link.staleness.mean >= 0

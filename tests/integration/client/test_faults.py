@@ -161,7 +161,7 @@ def test_learner_gives_a_head_the_weights_that_its_predecessor_lost(tmp_path: Pa
     with ExitStack() as heads, ExitStack() as before:
         first = before.enter_context(serve(job, directory=tmp_path / "first", port=port))
         with connect(first.server.url, token=first.writer.token) as client:
-            link = heads.enter_context(LearnerLink(client, weights, background=False, wait=30))
+            link = LearnerLink(client, weights, wait=30)
             batches = heads.enter_context(closing(link.batches()))
             for _ in range(3):
                 next(batches)

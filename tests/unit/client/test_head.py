@@ -12,7 +12,6 @@ import safetensors.numpy
 
 from cormorant_client import (
     BadAddress,
-    ClientError,
     Conflict,
     Forbidden,
     HeadError,
@@ -33,9 +32,7 @@ from cormorant_client import (
 from cormorant_client.address import parse_address
 from cormorant_client.errors import error_for
 from cormorant_client.head import HeadConnection, parse_events
-from cormorant_client.publishing import Body, Publisher, Update
 from cormorant_client.transport import Transport
-from cormorant_contract.rest import updates as rest
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
@@ -325,36 +322,6 @@ def test_the_iteration_ends_when_the_head_stays_away() -> None:
             next(batches)
         with pytest.raises(HeadUnreachable):
             next(batches)
-
-
-def test_background_publisher_sends_the_newest() -> None:
-    gate, sent = threading.Event(), []
-
-    def send(body: Body):  # type: ignore[no-untyped-def]
-        gate.wait(10)
-        value = float(np.frombuffer(body.pieces[-1][-8:], np.float64)[0])
-        sent.append(value)
-        if value == 9:
-            raise ClientError("nine is refused")
-        answer = rest.Update.model_validate({**UPDATE, "version": int(value)})
-        return Update(None, answer)  # type: ignore[arg-type]  # it asks nothing
-
-    with Publisher(send) as publisher:
-        weights = np.zeros(1)
-        for value in range(1, 6):
-            weights[0] = value
-            publisher.publish({"w": weights})
-        weights[0] = 100  # what was published is a copy
-        gate.set()
-        last = publisher.flush()
-        assert last is not None
-        assert last.version == publisher.version == sent[-1] == 5
-        assert len(sent) + publisher.num_superseded == 5
-        publisher.publish({"w": np.full(1, 9.0)})
-        with pytest.raises(ClientError, match="nine"):
-            publisher.flush()
-    with pytest.raises(ClientError, match="closed"):
-        publisher.publish({"w": weights})
 
 
 def test_events_are_parsed() -> None:
