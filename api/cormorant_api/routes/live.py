@@ -1,4 +1,4 @@
-"""Server-sent events (a reader that falls behind is dropped), and the live page's stream."""
+"""Server-sent events (a reader that falls behind is dropped), the live page's stream, and its previews."""
 
 from collections.abc import AsyncGenerator
 from typing import Annotated
@@ -11,12 +11,15 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import STILL_HERE, SlowReader, event_stream
 from cormorant_api.live.moments import Moments, as_frame
-from cormorant_api.routes.routing import EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded
+from cormorant_api.live.previews import Previews
+from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded
+from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.live import Bye, Hello
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import CormorantError
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
+PNG = "image/png"
 _EVENTS_HEARTBEAT_S = 15.0
 _HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
@@ -28,6 +31,7 @@ _STREAM: Answers = {
         "content": EVENT_STREAM,
     }
 }
+_PICTURE: Answers = {200: {"description": "A PNG file, gray or RGB.", "content": {PNG: BINARY}}}
 
 
 @router.get(
@@ -88,6 +92,22 @@ async def stream_live(request: Request, head: TheHead) -> Response:
         raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
     hello = Hello.model_validate({"role": request.state.role.name.lower()})
     return event_stream(_frames(head, live, hello), on_end=lambda _: live.leave(), headers={"X-Accel-Buffering": "no"})
+
+
+@router.get(
+    "/v1/workers/{worker}/picture",
+    response_class=Response,
+    **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, ProblemType.BUSY, also=_PICTURE),
+)
+async def get_picture(
+    request: Request,
+    worker: str,
+    env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Index of the environment within the worker.")] = 0,
+) -> Response:
+    """Current observation of one environment as PNG, if observations are images. The worker keeps stepping."""
+    previews: Previews = request.app.state.previews
+    png = await previews.peek(worker, env)
+    return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
 
 
 async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[bytes]:

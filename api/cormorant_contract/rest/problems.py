@@ -32,6 +32,7 @@ class ProblemType(StrEnum):
     VERSION_CONFLICT = "version-conflict", 409
     NOT_PAUSED = "not-paused", 409
     NO_QUEUE = "no-queue", 409
+    NO_PICTURE = "no-picture", 409
     STREAM_ENDED = "stream-ended", 410
     LENGTH_REQUIRED = "length-required", 411
     TOO_LARGE = "too-large", 413

@@ -246,6 +246,12 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     assert said.startswith("Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response")
 
 
+def test_numbers_are_no_pictures(endless: Served) -> None:
+    reply = endless.reader.get("/v1/workers/cpu-0/picture")
+    assert (reply.status, reply.kind) == (409, "no-picture")
+    assert "Box(" in reply.json["detail"]
+
+
 class Events(threading.Thread):
     """Reads `limit` events."""
 

@@ -1,6 +1,7 @@
-"""`/v1/live` and the page's files, over a real head."""
+"""`/v1/live`, the page's files, and pictures of environments, over a real head."""
 
 import http.client
+import io
 import json
 import re
 import time
@@ -10,7 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import yaml
+from PIL import Image
 
 from cormorant_api.live import moments as live_module
 from cormorant_api.live.moments import Recorder
@@ -20,6 +24,7 @@ from cormorant_cli import __main__ as command_line
 from cormorant_client import connect
 from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
+from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_testing.vectors import COUNTING
@@ -62,9 +67,9 @@ def first(frames: Iterator[Frame], kind: str, what: Any = lambda _: True) -> Any
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A job whose weights name their version in every action."""
+    """A job whose observations are pictures, over weights that name their version in every action."""
     job = make_job(
-        num_envs=4, policy="versioned", action="box", lengths=(3, 8), step_s=0.002,
+        num_envs=4, policy="versioned", action="box", observation="image", lengths=(3, 8), step_s=0.002,
         queue={"capacityBatches": 4, "onFull": "drop_oldest"},
     )  # fmt: skip
     with serve(job, directory=tmp_path_factory.mktemp("head"), workers=2) as served:
@@ -75,6 +80,7 @@ def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
     with listening(watched.reader) as frames:
         assert first(frames, "hello") == {"role": "read"}
         opening = first(frames, "opening")
+        assert (opening["num_envs"], opening["picture"]) == (4, {"height": 6, "width": 6})
         history = opening["history"]
         assert len(history["at"]) == len(history["per_second"]) == len(history["mean_return"])
         status = watched.reader.get("/v1/status").json
@@ -196,6 +202,63 @@ def test_files_that_the_page_has_not_are_problems(watched: Served) -> None:
         assert watched.anonymous.get(f"/page/{name}").kind == "not-found"
     assert watched.anonymous.call("POST", "/").kind == "method-not-allowed"
     assert watched.anonymous.call("HEAD", "/").status == 200
+
+
+# -- pictures --------------------------------------------------------------------------------------------------
+
+
+def look(api: Api, worker: str, env: int) -> np.ndarray[Any, Any]:
+    reply = api.get(f"/v1/workers/{worker}/picture?env={env}")
+    assert (reply.status, reply.headers["content-type"], reply.headers["cache-control"]) == (
+        200, "image/png", "no-store"
+    )  # fmt: skip
+    with Image.open(io.BytesIO(reply.body)) as image:
+        return np.asarray(image)
+
+
+@pytest.mark.parametrize(("worker", "env"), [("cpu-0", 0), ("cpu-1", 2)])
+def test_pictures_are_those_of_the_environment_and_change(watched: Served, worker: str, env: int) -> None:
+    assert look(watched.reader, worker, env).shape == (6, 6)
+    seen = set[int]()
+    until(lambda: seen.add(int(look(watched.reader, worker, env).max())) or len(seen) > 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_environments_of_an_actor_on_ray_are_shown(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, observation="image", queue={"onFull": "drop_oldest"}, lengths=(3, 8), step_s=0.002)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job.to_document()))
+    with HeadProcess(manifest, tmp_path / "head", "--fleet", "ray") as head:
+        api, seen = head.api("read"), set[bytes]()
+        until(lambda: seen.add(look(api, "cpu-0", 1).tobytes()) or len(seen) >= 3)
+        head.end()
+
+
+def test_a_paused_environment_shows_where_it_stands(watched: Served) -> None:
+    watched.writer.post("/v1/pause", {"wait_seconds": 60})
+    try:
+        shown = []
+        for _ in range(3):
+            shown.append(look(watched.reader, "cpu-0", 1))
+            time.sleep(0.25)
+        assert np.array_equal(shown[0], shown[1])
+        assert np.array_equal(shown[1], shown[2])
+    finally:
+        watched.writer.post("/v1/resume")
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/workers/cpu-7/picture", "unknown-worker"),
+        ("/v1/workers/cpu-0/picture?env=4", "invalid-request"),
+        ("/v1/workers/cpu-0/picture?env=-1", "invalid-request"),
+        ("/v1/workers/cpu-0/picture?env=x", "invalid-request"),
+    ],
+)
+def test_what_nobody_can_look_at_is_refused(watched: Served, path: str, kind: str) -> None:
+    assert watched.reader.get(path).kind == kind
 
 
 # -- a browser -------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ ROLES = [
     ("GET", "/v1/pauses", "read"),
     ("GET", "/v1/events?limit=1", "read"),
     ("GET", "/v1/live", "read"),
+    ("GET", "/v1/workers/cpu-0/picture", "read"),
     ("GET", "/v1/state", "write"),
     ("GET", "/v1/batches/next", "read"),
     ("POST", "/v1/batches/x-1/ack", "read"),

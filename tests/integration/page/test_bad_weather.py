@@ -1,6 +1,7 @@
-"""The live page while heads are killed, stopped and replaced."""
+"""The live page while heads are killed, stopped and replaced, and its previews of observations."""
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from playwright.sync_api import Browser
 
 from cormorant_testing.browser import watching
 from cormorant_testing.heads import HeadProcess, write_manifest
-from cormorant_testing.scripts import unused_port
+from cormorant_testing.scripts import until, unused_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -101,3 +102,36 @@ def test_a_head_that_falls_silent_is_noticed(tmp_path: Path, browser: Browser) -
             watched.page.get_by_role("button", name="Try now").click()
             watched.wait_for_text("#link-text", "Live")
             watched.wait_for_text("#phase", "Running")
+
+
+def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None:
+    with start(tmp_path, unused_port(), task="Pong-v5") as head:
+        api = head.api("read")
+        with watching(browser, api.port, api.token) as watched:
+            watched.wait_for_text("#phase", "Running")
+            time.sleep(1)
+            assert watched.asked("/picture") == 0, "closed: nobody looks"
+            watched.page.locator("#preview summary").click()
+            watched.page.wait_for_function(
+                "() => document.querySelector('#preview-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
+            )
+            canvas = "document.querySelector('#preview-canvas')"
+            assert watched.evaluate(f"[{canvas}.width, {canvas}.height]") == [84, 84]
+            seen = set()
+            until(lambda: seen.add(watched.evaluate(f"{canvas}.toDataURL()")) or len(seen) >= 5, what="Pong moves")
+            pixels = watched.evaluate(f"[...{canvas}.getContext('2d').getImageData(0, 0, 84, 84).data]")
+            assert len(set(pixels[0::4])) > 3, "a picture of something"
+            watched.page.fill("#preview-env", "3")
+            watched.page.keyboard.press("Enter")
+            watched.page.wait_for_function(
+                "() => document.querySelector('#preview-canvas').ariaLabel.includes('environment 3')"
+            )
+            watched.page.fill("#preview-env", "99")
+            watched.page.keyboard.press("Enter")
+            watched.wait_for_text("#preview-note", "there is no environment 99")
+            watched.page.locator("#preview summary").click()
+            time.sleep(0.5)
+            asked = watched.asked("/picture")
+            time.sleep(1.5)
+            assert watched.asked("/picture") == asked, "closed again"
+            watched.assert_clean(may_fail=("401", "422"))

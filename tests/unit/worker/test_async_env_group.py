@@ -152,3 +152,17 @@ def test_spilled_frames_keep_the_version_that_acted() -> None:
         assert int(versions.max()) == version
         seen |= set((version - versions).flatten().tolist())
     assert seen >= {0, 1}
+
+
+def test_an_onlooker_sees_where_each_environment_is() -> None:
+    order = iter(cycle((0, 3, 1, 5, 2)))
+    env = ArrivingEnv(SEEDS.env_seeds(3), order, arrive=2, lengths=(5,))
+    collector = make_collector(num_envs=3, envs=[env])
+    block = Block(collector.layout(10))
+    idents = [float(collector.look(column, 0)[0]) for column in range(3)]
+    for _ in range(5):
+        collector.fill(block, 30)
+        for column, ident in enumerate(idents):
+            shown, last = collector.look(column, 0), block.observation[0][9, column]
+            assert shown[0] == ident == last[0]
+            assert tuple(shown[1:3]) > tuple(last[1:3]), "ahead of what was handed over"

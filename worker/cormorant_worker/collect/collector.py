@@ -465,6 +465,15 @@ class Collector:
         else:
             env_group.act(self.actor, version)
 
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf (by its index in `leaves` of the observation space) of an environment's observation. May
+        be called from any thread; see `EnvGroup.look`. Raises IndexError where there is no such environment or leaf.
+        """
+        for env_group in self.env_groups:
+            if column < env_group.columns.stop:
+                return env_group.look(column - env_group.columns.start, leaf)
+        raise IndexError(f"environment {column} of {self.num_envs}")
+
     def keep_statistics(self) -> None:
         """For a collector without a fleet: with `normalize`, add frames to the statistics as they are collected, and
         assign offered weights the statistics of that moment.

@@ -146,6 +146,12 @@ class EnvGroup(ABC):
         """Complete the batch: keep the start of the next one."""
 
     @abstractmethod
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of a column's next observation. May be called from other threads: while a batch begins or
+        ends, it may be outdated or mix two rows.
+        """
+
+    @abstractmethod
     def state(self) -> dict[str, Array]:
         """State with which `restore` continues bit by bit. Raises EnvNotSaved where environments cannot be saved."""
 
@@ -249,6 +255,8 @@ class LockstepEnvGroup(EnvGroup):
         self._row_version = _NO_VERSION
         """Version that the rest of the block was filled with."""
         self._is_dense = True
+        self._is_filling = False
+        """The block, and not `obs`, has what comes next."""
 
     def restart(self) -> None:
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
@@ -278,6 +286,7 @@ class LockstepEnvGroup(EnvGroup):
         self._row_version = _NO_VERSION
         if self._dense_rows == 0:
             self._become_uneven()
+        self._is_filling = True
 
     @property
     def landed(self) -> Array:
@@ -297,6 +306,13 @@ class LockstepEnvGroup(EnvGroup):
         columns = np.arange(self.env.num_envs)
         self.obs = tuple(a[self.quota, columns] for a in self._obs)
         self.states = tuple(a[self.quota, columns] for a in self._states)
+        self._is_filling = False
+
+    def look(self, column: int, leaf: int) -> Array:
+        if not self._is_filling:
+            return np.array(self.obs[leaf][column])
+        row = self._row if self._is_dense else int(self._cursor[column])
+        return np.array(self._obs[leaf][row, column])
 
     def state(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {

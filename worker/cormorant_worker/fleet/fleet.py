@@ -38,7 +38,7 @@ from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.logs import quiet_by_default
 from cormorant_worker.normalize.book import StatisticsBook
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, specs_of_tensors, verify
@@ -48,6 +48,8 @@ log = structlog.get_logger()
 
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
+_PEEK_S = 2.0
+"""A person watches: the next peek comes soon."""
 _FETCH_S = 60.0
 """For the bytes of a policy from another node."""
 
@@ -425,6 +427,26 @@ class WorkerFleet:
         return self._core.ready
 
     # -- asking one worker -------------------------------------------------------------------------------------
+
+    def peek(self, worker: str, *, column: int, leaf: int) -> Array:
+        """Current observation of one environment, one read-only leaf of the layout's observation, at the cost of a
+        copy. Its worker replies while stepping or paused; while a batch begins or ends it may be outdated or mix two
+        rows. Raises FleetError where no such worker has started, ControlTimeout after 2 s, for example while it saves
+        its state.
+        """
+        with self._changed:
+            self._core.raise_error()
+            handle = self._core.slots.find(worker)
+            if handle is not None and handle.slot.is_server:
+                raise FleetError(
+                    f"{worker} is an inference server and has no environments; look at a worker that collects"
+                )
+            if handle is None or not handle.is_ready:
+                raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+            look = messages.Look(column=column, leaf=leaf)
+            data = self._quiesce.ask(handle, look, "show its environment", timeout_s=_PEEK_S)
+        shown = self._known.layout.observation[leaf]
+        return np.frombuffer(data, shown.dtype).reshape(shown.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """By worker, the newest version that its pod kept from an earlier head, until it is fetched."""

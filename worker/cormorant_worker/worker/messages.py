@@ -247,6 +247,16 @@ class Restore:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """Reply with the bytes of one environment's current observation: for a preview."""
+
+    column: int
+    """Column of the environment, of B."""
+    leaf: int
+    """Index of the leaf of its observation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """Reply with what a function returns, called as `WorkerFleet.call` says; both are pickled."""
 
@@ -265,7 +275,9 @@ class AssignServers:
     servers: tuple[ServerAddress, ...]
 
 
-Command = Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Call | ReadCached | AssignServers
+Command = (
+    Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | Call | ReadCached | AssignServers
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,7 +296,7 @@ class Reply:
 
     number: int
     state: bytes = b""
-    """The saved state, or cached weights."""
+    """The saved state, cached weights, or observation."""
     error: str = ""
     """Empty: done."""
 

@@ -382,6 +382,8 @@ class WorkerRuntime(Runtime):
                 self.collector.gate.stop()
             case messages.AssignServers():
                 self._servers.assign(command.servers)
+            case messages.Look():
+                return self.collector.look(command.column, command.leaf).tobytes()
             case messages.Call():
                 with self._between_batches() as collector:
                     function = cloudpickle.loads(command.function)

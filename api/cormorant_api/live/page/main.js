@@ -1,6 +1,7 @@
 // Puts the page together: the stream's news go to the parts that show them.
 
 import { Problem, call, token } from "./api.js";
+import { Preview } from "./preview.js";
 import { Events } from "./events.js";
 import { clock, count, duration, number, percent, words } from "./format.js";
 import { Learners } from "./learners.js";
@@ -48,6 +49,9 @@ const weights = new Weights($("updates"), $("no-updates"));
 const events = new Events($("events"), $("no-events"));
 const log = new Log($("log"), $("log-loud"), $("no-log"));
 const learners = new Learners($("learners"), $("no-learners"), $("learners-note"));
+const preview = new Preview({
+  details: $("preview"), worker: $("preview-worker"), env: $("preview-env"), canvas: $("preview-canvas"), note: $("preview-note"),
+});
 
 let role = "read";
 let moment = null;
@@ -74,6 +78,8 @@ const listener = {
     byeReason = endState = "";
   },
   opening(data) {
+    $("preview-card").hidden = !data.picture;
+    preview.offer(data.picture, data.num_envs);
     const history = samplesOf(data.history);
     const first = history.length ? history[0].at : Infinity;
     // What was seen of an earlier head stays in view.
@@ -113,6 +119,7 @@ function show(news) {
   workers.show(shown);
   const left = moment.workers.length - shown.length;
   setText($("more-workers"), left > 0 ? `${count(left)} more: see GET /v1/workers.` : "");
+  preview.workers(moment.workers.map((worker) => worker.id));
   weights.show(moment.updates);
   events.add(moment.events);
   log.add(moment.logs);
@@ -347,6 +354,7 @@ const sentence = (text) => `${text[0].toUpperCase()}${text.slice(1)}.`;
 
 function refused(problem) {
   clearInterval(countdown);
+  preview.stop();
   const had = token.get();
   token.forget();
   let reason = "";

@@ -1,0 +1,123 @@
+"""Previews of single environments as PNG, a few at a time so that workers are not slowed."""
+
+import struct
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.errors import FleetError
+from cormorant_worker.spaces import Array, Leaf, describe
+
+_MOST_ASKING = 4
+"""Requests to workers at a time; more are told to try again."""
+_SMALLEST = 4
+_LARGEST = 480
+"""Longest side in pixels; larger images are subsampled."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_GRAY, _COLOR = 0, 2
+_NUM_COLORS = 3
+
+
+class Previews:
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._asking = 0
+
+    async def peek(self, worker: str, env: int) -> bytes:
+        """The current observation of one environment as PNG. 404: unknown worker; 409: observations
+        are not images; 422: unknown environment; 429: too many requests.
+        """
+        layout = self._head.running.fleet.layout
+        if env >= layout.num_envs:
+            known = f"workers have {layout.num_envs} environments each, 0 to {layout.num_envs - 1}"
+            raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
+        picture = find_picture(layout.observation)
+        if picture is None:
+            space = describe(self._head.running.fleet.spaces[0])
+            raise ApiError(
+                ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
+            )
+        if self._asking >= _MOST_ASKING:
+            raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
+        self._asking += 1
+        try:
+            return await self._head.bulk(self._ask, worker, env, picture)
+        finally:
+            self._asking -= 1
+
+    def _ask(self, worker: str, env: int, leaf: int) -> bytes:
+        fleet = self._head.running.fleet
+        try:
+            pixels = fleet.peek(worker, column=env, leaf=leaf)
+        except FleetError:
+            known = tuple(found.name for found in fleet.stats().workers)
+            if worker in known:
+                raise
+            raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
+        return png_of(newest_frame(pixels))
+
+
+# Observations as images. S frames of a stack, H rows, W columns, C channels.
+
+
+def find_picture(leaves: Sequence[Leaf]) -> int | None:
+    """Index of the largest uint8 leaf with image shape; None if there is none."""
+    found = [
+        i
+        for i, leaf in enumerate(leaves)
+        if leaf.dtype == np.uint8
+        and len(leaf.shape) in (2, 3, 4)
+        and min(_newest(_blank(leaf.shape)).shape[:2]) >= _SMALLEST
+    ]
+    return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
+
+
+def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Height and width in pixels of the result of `newest_frame`."""
+    height, width = newest_frame(_blank(shape)).shape[:2]
+    return height, width
+
+
+def newest_frame(pixels: Array) -> Array:
+    """The newest frame of an observation. `pixels`: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C
+    is the shorter end; 3 and its multiples are RGB frames, oldest first; any other number is a stack of gray frames.
+
+    Returns:
+        uint8 [H, W] or [H, W, 3].
+    """
+    frame = _newest(pixels)
+    thin = max(1, -(-max(frame.shape[:2]) // _LARGEST))
+    return frame[::thin, ::thin]
+
+
+def _blank(shape: tuple[int, ...]) -> Array:
+    return np.broadcast_to(np.uint8(0), shape)
+
+
+def _newest(pixels: Array) -> Array:
+    """The newest frame in full size."""
+    if pixels.ndim == 4:
+        pixels = pixels[-1]
+    if pixels.ndim == 3:
+        pixels = np.moveaxis(pixels, 0, -1) if pixels.shape[0] <= pixels.shape[2] else pixels
+        channels = pixels.shape[-1]
+        pixels = pixels[..., -1] if channels % _NUM_COLORS else pixels[..., -_NUM_COLORS:]
+    return pixels
+
+
+def png_of(frame: Array) -> bytes:
+    """Encode a frame, uint8 [H, W] or [H, W, 3], as PNG."""
+    height, width = frame.shape[:2]
+    rows = np.zeros((height, 1 + frame[0].size), np.uint8)  # each row begins with its filter type: 0, none
+    rows[:, 1:] = frame.reshape(height, -1)
+    header = struct.pack(">IIBBBBB", width, height, 8, _GRAY if frame.ndim == 2 else _COLOR, 0, 0, 0)
+    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
+    return _SIGNATURE + b"".join(_chunk(kind, data) for kind, data in parts)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
