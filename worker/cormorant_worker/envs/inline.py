@@ -1,15 +1,17 @@
 """Gymnasium environments stepped one after another in this process: for debugging, and for very cheap environments."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
+import structlog
 
 from cormorant_worker.envs.env_row import Crash, EnvArrays, EnvRow, Saved
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.protocol import Rows
 from cormorant_worker.envs.single_envs import SingleEnvs
+
+log = structlog.get_logger(__name__)
 
 
 class InlineVectorEnv(SingleEnvs[EnvRow]):
@@ -62,5 +64,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
         self._lose(replace(crash, error=error))
 
     def _end(self, row: int, env: EnvRow) -> None:
-        with suppress(Exception):  # one that raises leaves no other one open
+        try:
             env.env.close()
+        except Exception:  # one that raises leaves no other one open
+            log.warning("env_close_failed", env=row, exc_info=True)

@@ -5,6 +5,7 @@
 <uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line per sealed shard
 """
 
+import errno
 import re
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
@@ -142,7 +143,8 @@ class StoredDataset:
     @contextmanager
     def reading(self, part: DatasetPart, record: ShardRecord, columns: Collection[str] | None = None) -> Iterator[Any]:
         """Open one shard, with all or the given columns, as a pyarrow.ipc.RecordBatchFileReader. Raises DatasetCorrupt
-        where it is missing, not an Arrow file, of another schema, or cannot be mapped.
+        where it is missing, not an Arrow file, or of another schema; DatasetError where this process may map or open no
+        more.
         """
         where = f"{self.uri}/{part.name}/{record.shard}"
         try:
@@ -164,6 +166,11 @@ class StoredDataset:
         except FileNotFoundError as error:
             raise DatasetCorrupt(f"{where} is missing; restore it from a copy") from error
         except (pa.ArrowException, OSError) as error:
+            if getattr(error, "errno", None) in (errno.ENOMEM, errno.EMFILE, errno.ENFILE):
+                raise DatasetError(
+                    f"{where} cannot be mapped into memory: {error}; hold fewer frames at once, or raise the limit "
+                    "(vm.overcommit_memory, ulimit -n)"
+                ) from error
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
 
     def leftovers(self, part: DatasetPart) -> tuple[str, ...]:

@@ -149,3 +149,14 @@ def test_a_state_of_other_environments_is_refused() -> None:
         make(2).restore(make(3).state())
     with pytest.raises(StateError, match="not a state of gymnasium environments"):
         make().restore(b"{}")
+
+
+def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
+    class Stubborn(Shown):
+        def close(self) -> None:
+            raise OSError("the window is gone")
+
+    env = InlineVectorEnv(MadeEnvs([lambda: Stubborn(PIXELS, 0)] * 3), seeds=SEEDS)
+    with structlog.testing.capture_logs() as logged:
+        env.close()
+    assert [(line["event"], line["env"]) for line in logged] == [("env_close_failed", i) for i in range(3)]

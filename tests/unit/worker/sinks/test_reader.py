@@ -1,3 +1,5 @@
+import errno
+import os
 import pickle
 from contextlib import suppress
 from pathlib import Path
@@ -6,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker.errors import DatasetError
+from cormorant_worker.errors import DatasetCorrupt, DatasetError
 from cormorant_worker.sinks import reader as readers
+from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.reader import read_dataset
 
 polars = pytest.importorskip("polars")
@@ -135,6 +138,18 @@ def _open_files() -> list[Path]:
         with suppress(FileNotFoundError):
             found.append(descriptor.readlink())
     return found
+
+
+def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(LocalStore, "open", refuse)
+    with pytest.raises(
+        DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer"
+    ) as caught:
+        next(dataset.frames())
+    assert not isinstance(caught.value, DatasetCorrupt)
 
 
 def test_a_column_that_does_not_exist_is_a_sentence(dataset):
