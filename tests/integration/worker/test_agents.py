@@ -1,5 +1,6 @@
 """Environments of several agents, frame by frame against a plain loop; those of collectors are in `test_parties.py`."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,11 +113,21 @@ class TestPolicies:
 
 
 class Strange(Party):
-    """Has an agent that it does not name."""
+    """Its agents are not those that it names."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
 
     @property
     def agents(self) -> list[str]:
-        return [*super().agents, "gray_0"]
+        return [*super().agents, *(["gray_0"] if self._what == "unknown" else [])]
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        found = super().reset(seed=seed)
+        if self._what == "unseen":
+            found[0].pop(self.agents[0])
+        return found
 
 
 class TestBadInput:
@@ -140,9 +151,16 @@ class TestBadInput:
         with pytest.raises(EnvBuildError, match=sentence):
             make_collector(env={"pettingzoo": block})
 
-    def test_agents_that_are_not_possible_are_named(self) -> None:
-        with pytest.raises(EnvCrashed, match=r"has the agent gray_0, which possible_agents does not have"):
-            make_collector(env=Strange)
+    @pytest.mark.parametrize(
+        ("what", "sentence"),
+        [
+            ("unknown", r"has the agent gray_0, which possible_agents does not have"),
+            ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
+        ],
+    )
+    def test_agents_that_do_not_appear_are_named(self, what: str, sentence: str) -> None:
+        with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
+            collector.collect(num_steps=10)
 
     def test_single_environments_point_to_the_block(self) -> None:
         with pytest.raises(EnvBuildError, match=r"Party, a PettingZoo environment.*name it in env.pettingzoo"):
@@ -255,6 +273,25 @@ class TestEnvPool:
         assert (batch["next", "agents", "done"] == batch["next", "done"].unsqueeze(-1)).all()
         assert batch["next", "done"].any()
 
+    def test_cars_of_intersection_may_each_be_a_group(self) -> None:
+        def act(seen: Any) -> Any:
+            chosen = {name: (10 * group["observation"].abs().sum((-1, -2))).long() % 3 for name, group in seen.items()}
+            return {name: {"action": action} for name, action in chosen.items()}
+
+        block = {"taskId": "IntersectionMultiAgent-v1", "numEnvs": 4}
+        batches = []
+        for groups in ({}, {"groups": "perAgent"}):
+            with make_collector(env={"envpool": block | groups}, policy=act, seed=5) as collector:
+                batches.append(collector.collect(num_steps=120))
+        one, two = batches
+        assert len(one["agents", "action"].unique()) == 3
+        for key in one["agents"].keys():  # noqa: SIM118
+            assert torch.equal(one["agents", key], torch.cat([two[f"player_{i}", key] for i in (0, 1)], 2))
+            if key != "action":
+                after = torch.cat([two["next", f"player_{i}", key] for i in (0, 1)], 2)
+                assert torch.equal(one["next", "agents", key], after)
+        assert torch.equal(one["next", "agents", "reward"][:, :, 1], two["next", "player_1", "reward"][:, :, 0])
+
     def test_a_task_of_one_player_has_no_groups(self) -> None:
         with pytest.raises(EnvBuildError, match="CartPole-v1 has a single player; remove groups"):
             make_collector(env={"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}})
@@ -263,3 +300,15 @@ class TestEnvPool:
         block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
         with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
             make_collector(env={"envpool": block})
+
+
+@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+def test_environments_with_states_go_on_bit_by_bit(vectorization: str) -> None:
+    with make_collector(job(vectorization=vectorization)) as collector:
+        collector.collect(num_steps=61)
+        saved, wanted = collector.state(), collector.collect(num_steps=120)
+    with make_collector(job(vectorization=vectorization)) as collector:
+        collector.restore(saved)
+        found = collector.collect(num_steps=120)
+    for key in set(wanted.keys(True, True)) - {("collector", "traj_ids")}:
+        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))

@@ -266,7 +266,12 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         for name, group in self._groups.items():
             seen, masks = [], []
             for key in group.keys:
-                own, mask = _split(obs[key]) if key in obs or key in self._acting else (group.nothing, None)
+                if key not in obs and key in self._acting:
+                    raise BadObservation(
+                        f"{self._source.name} returned no observation of {key}, which is in its agents; return one, or "
+                        "take it out of agents"
+                    )
+                own, mask = _split(obs[key]) if key in obs else (group.nothing, None)
                 seen.append(own)
                 if group.mask_length:
                     mask = infos.get(key, {}).get(ACTION_MASK) if mask is None else mask
