@@ -12,7 +12,7 @@ from typing import Any
 
 import ray
 
-from cormorant_worker.errors import FleetError
+from cormorant_worker.errors import FleetError, FleetInterrupted
 from cormorant_worker.fleet.ray.options import RayOptions, describe_resources
 
 _CONNECT_S = 10.0
@@ -28,7 +28,8 @@ class RayCluster:
     """This process's connection to Ray, which all its fleets share."""
 
     def __init__(self, options: RayOptions) -> None:
-        """Connect, or start a cluster on this machine. Raises FleetError where it cannot be reached or started."""
+        """Connect, or start a cluster on this machine. Raises FleetError where it cannot be reached or started, and
+        FleetInterrupted where SIGTERM comes meanwhile and the program's own handler does not end it."""
         self.is_own = False
         """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
@@ -70,6 +71,11 @@ class RayCluster:
         try:
             with _signals_kept():
                 connect()
+        except SystemExit as exit:
+            if exit.code != signal.SIGTERM:
+                raise
+            signal.raise_signal(signal.SIGTERM)  # Ray's handler had it; the program's decides
+            raise FleetInterrupted("SIGTERM came while the process connected to Ray") from exit
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
