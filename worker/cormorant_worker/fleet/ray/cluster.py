@@ -29,7 +29,8 @@ class RayCluster:
 
     def __init__(self, options: RayOptions) -> None:
         """Connect, or start a cluster on this machine. Raises FleetError where it cannot be reached or started, and
-        FleetInterrupted where SIGTERM comes meanwhile and the program's own handler does not end it."""
+        FleetInterrupted where SIGTERM comes meanwhile and the program's own handler does not end it.
+        """
         self.is_own = False
         """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
@@ -71,11 +72,11 @@ class RayCluster:
         try:
             with _signals_kept():
                 connect()
-        except SystemExit as exit:
-            if exit.code != signal.SIGTERM:
+        except SystemExit as ended:
+            if ended.code != signal.SIGTERM:
                 raise
             signal.raise_signal(signal.SIGTERM)  # Ray's handler had it; the program's decides
-            raise FleetInterrupted("SIGTERM came while the process connected to Ray") from exit
+            raise FleetInterrupted("SIGTERM came while the process connected to Ray") from ended
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
