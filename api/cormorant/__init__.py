@@ -20,7 +20,7 @@ transforms of batches, `cormorant.torchrl` and `cormorant.tianshou` collectors w
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 if TYPE_CHECKING:
     from tensordict import TensorDict as Batch

@@ -4,7 +4,7 @@ async with AsyncClient("http://127.0.0.1:8000", token_file="tokens.json") as cli
 async with AsyncClient(cormorant.connect("pong", namespace="rl")) as client: ...
 """
 
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 with needs("client"):
     from cormorant_client.aio import AsyncBatches, AsyncClient, AsyncUpdate

@@ -2,7 +2,7 @@
 clients of a head. Every message says what happened, the values, and what to do.
 """
 
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 with needs("client"):
     from cormorant_client import errors as _client

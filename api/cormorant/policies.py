@@ -1,6 +1,6 @@
 """Built-in policies and their modules. In manifests: `entrypoint: cormorant.policies:mlp`."""
 
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 with needs("worker"):
     from cormorant_worker.policy.jax_policy import JaxPolicy

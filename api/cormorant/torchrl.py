@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from cormorant_compat import torchrl as _layer
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 if TYPE_CHECKING:
     from cormorant_compat.torchrl import *  # noqa: F403

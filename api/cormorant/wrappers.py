@@ -1,6 +1,6 @@
 """Wrappers of gymnasium environments, for `spec.env.gymnasium.wrappers`."""
 
-from cormorant_contract.extras import needs
+from cormorant_contract.errors import needs
 
 with needs("worker"):
     from cormorant_worker.action_mask import ObservedActionMask

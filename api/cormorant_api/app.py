@@ -20,8 +20,7 @@ from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, live, pauses, state, status, weights
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
-from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
+from cormorant_contract.rest.live import Bye, Event, Hello, Moment, Opening
 from cormorant_contract.rest.problems import Problem
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.

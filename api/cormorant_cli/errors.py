@@ -16,7 +16,7 @@ cormorant_contract.errors.ManifestError ends a command with exit code 2 as well,
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from cormorant_contract.extras import missing_library
+from cormorant_contract.errors import missing_library
 
 INTERRUPTED = 130
 

@@ -17,7 +17,7 @@ from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
 from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
-from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import Event
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
 from cormorant_contract.arguments import check_types, refuse_empty
-from cormorant_contract.rest import headers
+from cormorant_contract.rest import base as headers
 from cormorant_contract.rest.batches import MemoryBatch
 
 MemoryUse = Literal["auto", "never"]

@@ -40,16 +40,13 @@ from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update,
 from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
-from cormorant_contract.rest import headers
+from cormorant_contract.rest import base as headers
 from cormorant_contract.rest import updates as rest
-from cormorant_contract.rest.control import Reseed, Seeded
-from cormorant_contract.rest.evaluation import EvaluationTable
-from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import Opening
-from cormorant_contract.rest.models import Model, Models, Rollback, Versions
-from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
+from cormorant_contract.rest.control import PauseRequest, Pauses, Reseed, ResumeRequest, Seeded
+from cormorant_contract.rest.live import Event, Opening
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.status import SpacesReport, Status, Workers
+from cormorant_contract.rest.status import EvaluationTable, SpacesReport, Status, Workers
+from cormorant_contract.rest.updates import Model, Models, Rollback, Versions
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from pydantic_core import from_json
 from cormorant_client.address import Address
 from cormorant_client.errors import HeadUnreachable, NotNow, error_for
 from cormorant_client.transport import Broken, Bytes, HttpReply, Transport
-from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import Opening
+from cormorant_contract.rest.live import Event, Opening
 from cormorant_contract.rest.status import Status
 
 Model = TypeVar("Model", bound=BaseModel)

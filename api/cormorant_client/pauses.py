@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cormorant_client.errors import ClientError, NotFound
 from cormorant_client.head import HeadConnection, quoted
-from cormorant_contract.rest.pauses import PauseLease, PauseRequest
+from cormorant_contract.rest.control import PauseLease, PauseRequest
 
 _RENEWALS = 3
 """Renewals per lease time: two may fail."""

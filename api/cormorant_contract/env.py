@@ -4,7 +4,7 @@ A kind of environment is a block of `Env`: its class is an `EnvBlock` and one of
 (`cormorant_worker.envs.kinds`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, WithJsonSchema
@@ -13,6 +13,7 @@ from pydantic.alias_generators import to_camel
 from cormorant_contract.base import (
     IDENTIFIER_PATTERN,
     IMAGE_PATTERN,
+    INFO_KEY_PATTERN,
     INT32_MAX,
     URL_PATTERN,
     Contract,
@@ -24,7 +25,55 @@ from cormorant_contract.base import (
 )
 from cormorant_contract.info import Axis, InfoKeys
 from cormorant_contract.rule import Rule, each_once, one_of
-from cormorant_contract.variants import Variant, Variants
+
+MAX_VARIANTS = 64
+"""Maximum number of variants. Each one is a label value of metrics."""
+
+
+class Variant(Contract):
+    """One setting of the environment; all have the same spaces."""
+
+    name: Annotated[str, Field(strict=True, max_length=63, pattern=INFO_KEY_PATTERN)]
+    """Name in metrics and status."""
+
+    task_id: Annotated[str, Field(strict=True, min_length=1, max_length=253)] | None = None
+    """Instead of envpool.taskId or gymnasium.id."""
+
+    kwargs: JsonObject = Field(default={})
+    """Keyword arguments that are added to the environment's kwargs, replacing those of the same name."""
+
+    weight: Annotated[Whole, Field(ge=1, le=1000)] = 1
+    """Relative share of the environments."""
+
+
+Variants = Annotated[
+    tuple[Variant, ...], Field(min_length=1, max_length=MAX_VARIANTS, json_schema_extra=keyed_by("name"))
+]
+
+
+def seating(weights: Sequence[int]) -> tuple[int, ...]:
+    """Positions of the weights, ordered so that every prefix is shared as fairly as possible: position i occurs
+    `weights[i]` times. Webster's method: the seats of weight w are at (2j + 1) / w.
+
+    [1, 2] -> (1, 0, 1)
+    """
+    seats = (((2 * j + 1) / weight, i) for i, weight in enumerate(weights) for j in range(weight))
+    # Quotients of equal value are equal as floats, so every machine finds the same order.
+    return tuple(i for _, i in sorted(seats))
+
+
+def seats_of(variants: Sequence[Variant], *, group_number: int, index: int, num_envs: int) -> list[int]:
+    """Positions in `variants` that the environments of a worker play, ascending.
+
+    Environment c of worker i takes seat i * num_envs + c of the endlessly repeated order; the next group begins one
+    seat later.
+    """
+    if not variants:
+        return []
+    seats = seating([variant.weight for variant in variants])
+    first = index * num_envs + group_number
+    return sorted(seats[seat % len(seats)] for seat in range(first, first + num_envs))
+
 
 MAX_NUM_ENVS = 65536
 NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
+from cormorant_contract.env import Variant, seating
 from cormorant_contract.rule import Rule, each_once, one_of
-from cormorant_contract.variants import Variant, seating
 
 MAX_EPISODES = 100_000
 _MAX_LISTED = 10_000

@@ -16,7 +16,8 @@ ContractError
   ManifestError        a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -133,3 +134,19 @@ class ManifestError(ContractError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def missing_library(error: ModuleNotFoundError, extra: str, *, what: str) -> str:
+    """Message that says what to install."""
+    return f"{what} needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
+
+
+@contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Within the block, a failed import of a library raises an ImportError that names the extra to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("cormorant"):
+            raise
+        raise ImportError(missing_library(error, extra, what="this part of cormorant"), name=error.name) from None

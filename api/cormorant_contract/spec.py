@@ -1,19 +1,121 @@
-"""`spec`: what to collect, with which pods, and the rules between its parts."""
+"""`spec`: what to collect, with which pods, and the rules between its parts; `spec.output` and `spec.runPolicy`."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cormorant_contract.base import CONTROLLER_PATTERN, OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
+from cormorant_contract.base import (
+    CONTROLLER_PATTERN,
+    OPTIONAL_LABEL_PATTERN,
+    Contract,
+    Count32,
+    CountOrPercent,
+    Flag,
+    Text,
+    Whole,
+    keyed_by,
+)
 from cormorant_contract.collection import Collection
-from cormorant_contract.env import KINDS, Env
+from cormorant_contract.env import KINDS, Env, seats_of
 from cormorant_contract.episodes import MAX_CHECKPOINTS
-from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule
-from cormorant_contract.run_policy import RunPolicy
-from cormorant_contract.variants import seats_of
-from cormorant_contract.workers import Head, Inference, Replicas, WorkerGroup
+from cormorant_contract.workers import ClaimName, Head, Inference, Replicas, WorkerGroup
+
+
+class RunPolicy(Contract):
+    """Deadlines, restart limits, and what happens to a finished job."""
+
+    max_head_restarts: Count32 = 6
+    """Failures of the head after which the job fails. Evictions and preemptions do not count."""
+
+    max_restarts_per_slot: Count32 = 10
+    """Failures of the worker in one slot after which the job fails."""
+
+    startup_deadline_seconds: Count32 = 1800
+    """Time after which a job fails that has collected nothing, or is not ready although its pods can be scheduled. 0
+    means no deadline."""
+
+    progress_deadline_seconds: Count32 = 600
+    """Time without a new frame after which the job counts as stalled. 0 means never. Waiting for a learner and
+    pauses do not count."""
+
+    on_stall: Literal["Restart", "Fail"] = "Restart"
+    """What a stall does: a new head and new workers, or failure."""
+
+    unschedulable_after_seconds: Count32 = 600
+    """Time that a pod may wait for a node before onUnschedulable acts. 0 means without limit."""
+
+    on_unschedulable: Literal["Wait", "ScaleToFit", "Fail"] = "Wait"
+    """What to do when pods find no node: wait, run with the workers that fit, or fail."""
+
+    max_unavailable: CountOrPercent = 1
+    """Workers that a change of image or template may take away at one time: a number, or a percentage of all workers
+    like 5%, rounded down, at least one."""
+
+    drain_seconds: Count32 = 600
+    """Time for learners to take the last batches after the last frame, and for workers to finish a batch when they are
+    suspended or scaled down."""
+
+    ttl_seconds_after_finished: Count32 | None = None
+    """Time after which a completed or failed job is deleted. Unset: never, as with a Job of batch/v1."""
+
+    clean_pod_policy: Literal["None", "Workers", "All"] = "Workers"
+    """Pods that are deleted when the job ends; the head's pod keeps the logs."""
+
+    disruption_budget: Literal["None", "Head", "All"] = "Head"
+    """Pods that a drain of nodes may not evict: none, the head, or the head and all workers but
+    maxUnavailable."""
+
+    def unavailable_of(self, workers: int) -> int:
+        """Number of `count` workers that a change may take away at a time."""
+        if isinstance(self.max_unavailable, str):
+            return max(1, workers * int(self.max_unavailable.removesuffix("%")) // 100)
+        return self.max_unavailable
+
+
+class QueueOutput(Contract):
+    """A bounded queue that learners read batches from."""
+
+    capacity_batches: Annotated[Whole, Field(ge=1, le=65536)] = 16
+    """Maximum number of batches that wait for a learner."""
+
+    on_full: Literal["wait", "drop_oldest"] = "wait"
+    """What happens when the queue is full. wait: workers stop stepping until a learner takes a batch. drop_oldest: the
+    oldest batch is dropped."""
+
+
+class DatasetOutput(Contract):
+    """A durable dataset of immutable shards."""
+
+    uri: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+    """Folder of the dataset: file:// or any URI supported by fsspec. Each worker writes its own part in it."""
+
+    secret: ClaimName = ""
+    """Secret in the job's namespace. Its keys are environment variables of head and workers: AWS_ACCESS_KEY_ID, ..."""
+
+    format: Literal["shards"] = "shards"
+    """Layout on disk; `cormorant dataset export` converts it to other formats."""
+
+
+class Output(Contract):
+    """Where batches go; at least one of queue and dataset."""
+
+    queue: QueueOutput | None = None
+    """A bounded queue for learners; {} for its defaults."""
+
+    dataset: DatasetOutput | None = None
+    """A durable dataset."""
+
+    @classmethod
+    def rules(cls) -> tuple[Rule, ...]:
+        return (
+            Rule(
+                cel="has(self.queue) || has(self.dataset)",
+                sentence="queue and dataset are both missing; add at least one of them, for example queue: {}",
+            ),
+        )
+
 
 CONTROLLER = "cormorant.dev/operator"
 """`managedBy` of jobs that the operator manages."""

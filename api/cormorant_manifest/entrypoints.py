@@ -14,10 +14,10 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
+from cormorant_contract.env import Variant
 from cormorant_contract.errors import Problem
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
-from cormorant_contract.variants import Variant
 
 Location = tuple[str | int, ...]
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import Event
 
 Item = TypeVar("Item")
 

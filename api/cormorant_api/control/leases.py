@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 import structlog
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
+from cormorant_contract.rest.control import PauseLease, Pauses, PauseState
 from cormorant_worker.errors import CormorantError, FleetClosed
 
 log = structlog.get_logger()

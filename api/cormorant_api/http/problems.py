@@ -13,7 +13,7 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from cormorant_api.errors import ApiError, StoreError
-from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import Differences, Problem, ProblemType
 from cormorant_worker.errors import (
     ControlTimeout,

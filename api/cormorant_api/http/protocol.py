@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cormorant_api.errors import ApiError
 from cormorant_api.http.problems import answer
 from cormorant_api.http.transfer import ABORT_KEY, LEAVING_KEY
-from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
 MOST_HEAD_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ import xxhash
 from fastapi import Request
 
 from cormorant_api.errors import ApiError
-from cormorant_contract.rest.headers import DIGEST_PREFIX, SAFETENSORS
+from cormorant_contract.rest.base import DIGEST_PREFIX, SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import (
     MalformedTensorFile,

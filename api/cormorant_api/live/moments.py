@@ -24,8 +24,7 @@ from cormorant_api.status import describe, describe_worker
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_contract.rest.base import Answer
-from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import History, LogLine, Moment, Opening, PictureSize, Sample
+from cormorant_contract.rest.live import Event, History, LogLine, Moment, Opening, PictureSize, Sample
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import TAIL

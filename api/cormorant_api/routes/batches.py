@@ -15,8 +15,7 @@ from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import LEAVING_KEY, End, memory_response, while_connected
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, guarded
-from cormorant_contract.rest.base import Name
-from cormorant_contract.rest.headers import (
+from cormorant_contract.rest.base import (
     ACK_WITHIN,
     BATCH_ID,
     DELIVERY,
@@ -26,8 +25,9 @@ from cormorant_contract.rest.headers import (
     MIN_VERSION,
     SAFETENSORS,
     SETTLED,
+    Name,
 )
-from cormorant_contract.rest.pauses import LONGEST_WAIT_S
+from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.fleet.batch_file import encode
 

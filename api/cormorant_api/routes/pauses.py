@@ -8,7 +8,7 @@ from cormorant_api.control.leases import Lease
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, TheHead, author_of, guarded, log
-from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
+from cormorant_contract.rest.control import PauseLease, PauseRequest, Pauses, ResumeRequest
 
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 

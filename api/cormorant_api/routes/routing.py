@@ -17,7 +17,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.settings import is_loopback
-from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
 log = structlog.get_logger()

@@ -16,8 +16,8 @@ from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import parse_body, receive, size_of_body
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_api.status import describe
+from cormorant_contract.rest.base import SAFETENSORS
 from cormorant_contract.rest.control import Reseed, Seeded
-from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Status
 from cormorant_worker.errors import CormorantError

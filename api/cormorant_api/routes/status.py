@@ -15,9 +15,8 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, TheHead, guarded
 from cormorant_api.status import describe, describe_worker
-from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.status import Build, Readiness, SpacesReport, Status, Workers
+from cormorant_contract.rest.status import Build, EvaluationTable, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
 

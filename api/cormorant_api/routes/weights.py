@@ -18,12 +18,20 @@ from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
 from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest, matches
 from cormorant_api.weights.updates import update_id, version_of
-from cormorant_contract.rest.base import VERSION_MAX
-from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
-from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, TensorShape, VersionEntry, Versions
-from cormorant_contract.rest.pauses import LONGEST_WAIT_S
+from cormorant_contract.rest.base import POLICY_VERSION, SAFETENSORS, VERSION_MAX
+from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import FINAL_STATES, Update
+from cormorant_contract.rest.updates import (
+    FINAL_STATES,
+    Model,
+    Models,
+    ModelSummary,
+    Rollback,
+    TensorShape,
+    Update,
+    VersionEntry,
+    Versions,
+)
 from cormorant_contract.tensor_file import ITEM_BYTES, MAX_METADATA_BYTES, TORCH_NAMES
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import TensorSpec, WeightSpecs

@@ -23,8 +23,7 @@ from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.uploads import Received, parse_body, refusal_of
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined
 from cormorant_api.weights.updates import UpdateTracker, update_id
-from cormorant_contract.rest.base import VERSION_MAX
-from cormorant_contract.rest.headers import make_etag
+from cormorant_contract.rest.base import VERSION_MAX, make_etag
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, UpdateTimings, WorkerCounts
 from cormorant_worker.errors import CormorantError, MalformedWeights

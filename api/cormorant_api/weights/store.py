@@ -26,7 +26,7 @@ import xxhash
 from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_all
 from cormorant_contract.policy import Policy
-from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
+from cormorant_contract.rest.base import DIGEST_PREFIX, make_etag
 from cormorant_contract.tensor_file import TensorEntry, make_header, parse_header
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics

@@ -28,7 +28,7 @@ from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
     from cormorant_contract.fleet import Stats
-    from cormorant_contract.rest.evaluation import EvaluationTable
+    from cormorant_contract.rest.status import EvaluationTable
 
 Row = tuple[str | Mapping[str, str], Mapping[str, Any]]
 """A weights file, or that of each group of agents, and the summary of its episodes."""

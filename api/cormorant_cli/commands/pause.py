@@ -13,7 +13,7 @@ from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import tell, told_when_slow
 
 if TYPE_CHECKING:
-    from cormorant_contract.rest.pauses import Pauses
+    from cormorant_contract.rest.control import Pauses
 
 Owner = Annotated[
     str,

@@ -29,8 +29,7 @@ from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed,
 from cormorant_cli.printing import say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.disk import write_durably
-from cormorant_contract.errors import ManifestError
-from cormorant_contract.extras import missing_library
+from cormorant_contract.errors import ManifestError, missing_library
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
 

@@ -1,4 +1,6 @@
-"""`/v1/live`: server-sent events for pages that watch a job. Each kind carries one JSON object as data:
+"""`/v1/events`: server-sent events, each with an id, an `event` (the kind) and one JSON object as data.
+
+`/v1/live`: server-sent events for pages that watch a job. Each kind carries one JSON object as data:
 
 hello      -> Hello     once: the listener's role
 opening    -> Opening   once, and again after a listener fell behind: history and current state
@@ -11,9 +13,43 @@ from typing import Literal
 from pydantic import Field
 
 from cormorant_contract.rest.base import Answer, Count, Time
-from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.status import Status, Worker
 from cormorant_contract.rest.updates import Update
+
+EventKind = Literal[
+    "published",
+    "applied",
+    "update",
+    "worker_ready",
+    "worker_lost",
+    "accepted",
+    "dropped",
+    "paused",
+    "resumed",
+    "seeded",
+    "draining",
+    "failed",
+    "ended",
+    "weights_missing",
+]
+
+
+class Event(Answer):
+    """One event. Fields that do not apply are empty or 0."""
+
+    id: str
+    """Send the last id you saw as `Last-Event-ID` to resume after it."""
+    kind: EventKind | str
+    time: Time
+    worker: str = ""
+    version: int = 0
+    frames: int = 0
+    update_id: str = ""
+    state: str = ""
+    """State of the update, for `update` events. For `ended`, the last event of a head: Completed; Failed, with the
+    reason; or Stopped, when another head may continue the job.
+    """
+    reason: str = ""
 
 
 class Hello(Answer):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 
-from cormorant_contract.run_policy import RunPolicy
+from cormorant_contract.spec import RunPolicy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide.autoscale import autoscaled

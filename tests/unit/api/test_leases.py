@@ -8,7 +8,7 @@ import pytest
 
 from cormorant_api.control.leases import PauseKeeper
 from cormorant_cli.commands.status import printable
-from cormorant_contract.rest.pauses import PauseRequest
+from cormorant_contract.rest.control import PauseRequest
 from cormorant_testing.clock import Clock
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout

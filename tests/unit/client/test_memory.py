@@ -16,7 +16,7 @@ import pytest
 import safetensors.numpy
 
 from cormorant_client import BadBatch, connect
-from cormorant_contract.rest.headers import MEMORY_JSON
+from cormorant_contract.rest.base import MEMORY_JSON
 from cormorant_contract.tensor_file import parse_header
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, problem
 

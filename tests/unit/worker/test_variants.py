@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant_contract.env import seating
 from cormorant_contract.spec import unplayed
-from cormorant_contract.variants import seating
 from cormorant_testing.collecting import make_job
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.collect.place import WorkerPlace

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from cormorant_contract.env import Env
-from cormorant_contract.variants import seats_of
+from cormorant_contract.env import Env, seats_of
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
@@ -21,7 +20,7 @@ from cormorant_worker.spaces import Array
 class Assignment(NamedTuple):
     """Which environment plays which of `env.variants`.
 
-    Only a worker's slot determines it (`cormorant_contract.variants.seats_of`): shares hold over a worker group, even
+    Only a worker's slot determines it (`cormorant_contract.env.seats_of`): shares hold over a worker group, even
     if each worker has one environment, and a slot keeps its variants when the fleet is scaled, when its worker is
     replaced, and across restores and new seeds.
 
