@@ -11,9 +11,9 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.transport import Payload, Source
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.weights.staged import TensorSpec

@@ -24,9 +24,8 @@ from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.connection import RayConnection
+from cormorant_worker.fleet.ray.connection import RayBlockPool, RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.local_fleet import LocalFleet

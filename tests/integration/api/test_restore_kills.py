@@ -22,7 +22,7 @@ STEPS = (
     # weights.
     ("before", "cormorant_api.routes.state:_read", "", False, False),
     ("before", f"{QUIESCE}.restore", "", False, False),
-    ("before", f"{QUIESCE}._all_replies", ANSWERS, False, False),
+    ("before", f"{QUIESCE}.replies", ANSWERS, False, False),
     ("after", "cormorant_worker.fleet.fleet:WorkerFleet.restore", "", False, False),
     ("before", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, False),
     ("after", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, True),

@@ -79,9 +79,7 @@ def test_replacements_collect_the_random_frames_that_are_missing() -> None:
     assert lineage.warmup_of(two, (zero, one, two)) == 0
     lineage.give_up(one)
     assert [lineage.warmup_of(slot, (zero, two, three)) for slot in (zero, two, three)] == [0, 0, 50]
-    lineage.landed(three, sealed(30, random_frames=30))
-    lineage.owe_all(slots)
-    assert [slot.warmup_frames for slot in (zero, two, three)] == [51, 0, 50]
+    assert [slot.warmup_share for slot in (zero, two, three)] == [51, 0, 50]
 
 
 def test_a_state_is_the_last_while_nothing_has_come_since() -> None:

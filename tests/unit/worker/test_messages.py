@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from cormorant_worker.fleet.waker import Waker
+from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 
 

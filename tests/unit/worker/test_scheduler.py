@@ -220,7 +220,7 @@ class Books(RuleBasedStateMachine):
         blocks, deliveries = self.deliveries.blocks, self.deliveries
         out = [block_index for tickets in self.tickets.values() for _, block_index, _ in tickets]
         kept = [part.block_index for part, _ in self.incomplete()]
-        queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for p in d.parts]
+        queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries.backlog)) for p in d.parts]
         held = [part.block_index for loan in deliveries._lent for part in loan.parts]
         assert deliveries._lent <= deliveries._at_work == set(self.held)
         unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
@@ -232,7 +232,7 @@ class Books(RuleBasedStateMachine):
     @invariant()
     def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
         incomplete = sum(told.num_frames for _, told in self.incomplete())
-        complete = (*self.deliveries._queue, *(loan for _, loan in self.deliveries._backlog))
+        complete = (*self.deliveries._queue, *(loan for _, loan in self.deliveries.backlog))
         waiting = incomplete + sum(loan.num_frames for loan in complete)
         assert self.landed_frames == self.delivered + sum(self.deliveries.dropped.values()) + waiting
 

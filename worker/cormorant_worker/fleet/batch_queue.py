@@ -155,8 +155,9 @@ class BatchQueue:
         """A full queue drops its oldest round instead of making workers wait."""
         self._has_dataset = has_dataset
         """Frames are durable, and count, whatever becomes of them in the queue."""
-        self._backlog: list[tuple[int, Loan]] = []
-        """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
+        self.backlog: list[tuple[int, Loan]] = []
+        """Complete rounds that were not accepted yet, a heap by round: a short last round may lack a straggler that an
+        earlier one still waits for."""
         self._queue: deque[Loan] = deque()
         self._lent: set[Loan] = set()
         """Rounds whose memory is with consumers."""
@@ -205,7 +206,7 @@ class BatchQueue:
     def complete(self, rounds: Iterable[Round]) -> None:
         """Mark rounds that no longer wait for any worker."""
         for complete in rounds:
-            heappush(self._backlog, (complete.number, self._loan_of(complete)))
+            heappush(self.backlog, (complete.number, self._loan_of(complete)))
 
     def _loan_of(self, round_: Round) -> Loan:
         """What has landed of a round, in the order of the workers' slots."""
@@ -227,12 +228,12 @@ class BatchQueue:
 
     def accept(self) -> None:
         """Move complete rounds into the queue while it has room; their frames count from now on."""
-        while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][0]):
+        while self.backlog and not self._scheduler.waits_for_earlier(self.backlog[0][0]):
             # A consumer at work does not make workers wait where the oldest may be dropped.
             held = len(self._queue) + (0 if self._drops_oldest else len(self._lent))
             if self._capacity and held >= self._capacity and not self._make_room():
                 return
-            number, loan = heappop(self._backlog)
+            number, loan = heappop(self.backlog)
             loan.accepted_at = time.monotonic()
             self._scheduler.accepted(number)
             self._events.note("accepted", frames=loan.num_frames, version=loan.min_version)
@@ -275,10 +276,10 @@ class BatchQueue:
     def discard(self, reason: str) -> None:
         """Drop every round that no consumer holds. No ticket may be out."""
         incomplete = [self._loan_of(round_) for round_ in self._scheduler.forget_open() if round_.landed]
-        for loan in (*self._queue, *(loan for _, loan in self._backlog), *incomplete):
+        for loan in (*self._queue, *(loan for _, loan in self.backlog), *incomplete):
             self._drop(loan, reason)
         self._queue.clear()
-        self._backlog.clear()
+        self.backlog.clear()
 
     def forget_moments(self) -> None:
         """Called when the job's statistics are replaced: batches of consumers no longer count in them."""
@@ -290,7 +291,7 @@ class BatchQueue:
     @property
     def num_waiting(self) -> int:
         """Number of complete rounds that are not taken."""
-        return len(self._queue) + len(self._backlog)
+        return len(self._queue) + len(self.backlog)
 
     @property
     def unsettled_frames(self) -> int:
@@ -298,11 +299,6 @@ class BatchQueue:
         if self._has_dataset:
             return 0
         return sum(loan.num_frames for loan in (*self._queue, *self._at_work))
-
-    @property
-    def is_drained(self) -> bool:
-        """True when every complete round has been accepted."""
-        return not self._backlog
 
     @property
     def ahead_of_consumer(self) -> int:

@@ -13,22 +13,19 @@ import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, WorkerFailed
-from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
-from cormorant_worker.fleet.connections import Connections
+from cormorant_worker.fleet.connections import BackgroundTasks, Connections, Waker
 from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
-from cormorant_worker.fleet.inference_servers import InferenceServers
 from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.scheduler import Scheduler
 from cormorant_worker.fleet.slot import SlotState
-from cormorant_worker.fleet.slots import Slots
+from cormorant_worker.fleet.slots import InferenceServers, Slots
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.messages import Ready

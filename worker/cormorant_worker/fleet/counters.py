@@ -79,10 +79,13 @@ class FleetCounters:
     def follow(self, handle: WorkerHandle) -> None:
         """Update counts from a worker's heartbeat. They stay when the worker is gone."""
         books = self.groups[handle.slot.group]
-        frames, spent = handle.take_progress()
-        books.stepped_frames += frames
-        for activity, new_ns in zip(ACTIVITIES, spent, strict=False):  # no times: nothing new
-            books.spent_s[activity] += new_ns / 1e9
+        frames, spent = handle.stepped_frames, handle.connection.spent_ns
+        books.stepped_frames += frames - handle.counted_frames
+        if spent != handle.counted_ns:
+            before = handle.counted_ns or (0,) * len(spent)
+            for activity, now, then in zip(ACTIVITIES, spent, before, strict=True):
+                books.spent_s[activity] += (now - then) / 1e9
+        handle.counted_frames, handle.counted_ns = frames, spent
 
     def replaced(self, group: str, reason: RestartReason) -> None:
         self.groups[group].restarts[reason] += 1

@@ -163,7 +163,13 @@ class WorkerFleet:
         with self._changed, core.asking():
             while True:
                 core.raise_error()
-                if not self._is_closed and (loan := self._take_loan()) is not None:
+                loan, waiting = None, core.queue.num_waiting
+                if not self._is_closed:
+                    loan = core.queue.take(min_version=self.oldest_version)
+                # Only for news: the fleet's thread notifies callers that wait at every turn.
+                if core.queue.num_waiting != waiting:
+                    core.waker.wake()
+                if loan is not None:
                     break
                 if self._loop.is_done and core.scheduler.is_done:
                     return None
@@ -173,8 +179,10 @@ class WorkerFleet:
                 if left is not None and left <= 0:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {core.slots.describe()}")
                 self._changed.wait(left)
-        behind = core.offers.common_version - loan.min_version
-        if self._warns_of_staleness and loan.min_version >= 0 and behind > 1:
+            acted = loan.min_version
+            behind = max(0, core.offers.common_version - acted) if acted >= 0 else 0
+            core.events.note("lent", frames=loan.num_frames, version=acted, staleness=behind)
+        if self._warns_of_staleness and behind > 1:
             # Once, for learners that get older policies' frames and never said that they can use them.
             self._warns_of_staleness = False
             log.warning(
@@ -184,19 +192,6 @@ class WorkerFleet:
                 remedy="for PPO and other on-policy algorithms pass on_policy=True, or set spec.collection.weights."
                 "maxStaleness: 0 in the manifest; for off-policy ones set it to as many versions as they accept",
             )
-        return loan
-
-    def _take_loan(self) -> Loan | None:
-        core = self._core
-        waiting, newest = core.queue.num_waiting, core.offers.common_version
-        loan = core.queue.take(min_version=self.oldest_version)
-        # Only for news: the fleet's thread notifies callers that wait at every turn.
-        if core.queue.num_waiting != waiting:
-            core.waker.wake()
-        if loan is not None:
-            acted = loan.min_version
-            staleness = max(0, newest - acted) if acted >= 0 else 0
-            core.events.note("lent", frames=loan.num_frames, version=acted, staleness=staleness)
         return loan
 
     # -- control -----------------------------------------------------------------------------------------------
@@ -258,7 +253,7 @@ class WorkerFleet:
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
             asked = core.slots.ask_all(messages.PauseStepping())
-            self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
+            self._quiesce.replies(asked, "pause")
 
     def resume(self) -> None:
         """Continue after `pause`. Has no effect on a running fleet."""

@@ -44,7 +44,9 @@ class HangDetector:
         self._round.append(handle)
 
     def turn(self, now: float, *, is_paused: bool) -> list[tuple[WorkerHandle, float, float]]:
-        """Read the heartbeats that are due. Returns workers without progress, their seconds of it, and limits."""
+        """Read the heartbeats that are due. Returns workers without a sign of life though one is expected (they hold a
+        ticket and are not paused, or are asked something), their seconds without it, and limits.
+        """
         passed = min(max(0.0, now - self._turned_at), _LONGEST_TURN_S)
         self._turned_at = now
         self.lived_s += passed
@@ -53,9 +55,22 @@ class HangDetector:
             if self._options.waits_for_places and not handle.connection.pid:
                 handle.last_progress = self.lived_s  # it has no machine to run on
                 continue
-            limit = self._limit_of(handle)
-            if (silent := handle.silent_for_s(self.lived_s, is_paused=is_paused)) > limit:
-                hung.append((handle, silent, limit))
+            # A server counts its turns in place of frames, and turns though it has nothing to do. A worker that waits
+            # for a server looks up twice a second, which ends a stretch of its time.
+            phase = handle.connection.phase
+            spent_ns = handle.connection.spent_ns if phase is Phase.ASKING else ()
+            heartbeat = handle.connection.frames, phase, spent_ns
+            rests = is_paused or (phase is Phase.WAITING and not handle.tickets)
+            rests = rests and not handle.slot.is_server and handle.is_ready and not handle.unanswered
+            has_changed = heartbeat != handle.last_heartbeat
+            if handle.is_ready and has_changed:
+                handle.signs += 1
+                handle.longest_silence_s = max(handle.longest_silence_s, self.lived_s - handle.last_progress)
+            if has_changed or rests:
+                handle.last_heartbeat, handle.last_progress = heartbeat, self.lived_s
+            silent_s, limit_s = self.lived_s - handle.last_progress, self._limit_of(handle)
+            if silent_s > limit_s:
+                hung.append((handle, silent_s, limit_s))
         return hung
 
     def sweep(self, most: int) -> list[WorkerHandle]:

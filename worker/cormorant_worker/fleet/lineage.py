@@ -75,11 +75,6 @@ class Lineage:
             self._warmup_frames = 0
         return slot.warmup_frames
 
-    def owe_all(self, slots: Collection[Slot]) -> None:
-        """After all frames are dropped, every slot owes its first share again."""
-        for slot in slots:
-            slot.warmup_frames = slot.warmup_share
-
     def give_up(self, slot: Slot) -> None:
         """Pass the random frames that a removed slot still owed to another slot."""
         self._warmup_frames += slot.warmup_frames or 0

@@ -130,54 +130,55 @@ class Scheduler:
         """Tickets to hand out now, at most `most`. `num_workers`: those wanted, all of which a sync round waits for;
         `ahead_of_consumer`: complete rounds that are not taken, plus the one in use; `room`: free blocks.
         """
-        if self.is_draining:
-            return []
         granted: list[Grant] = []
-        self._grant_pending(granted, room, most)
-        if self.mode == "async":
-            self._grant_async(granted, ahead_of_consumer, room, most)
+        if self.is_draining:
             return granted
-        while (
-            len(granted) < most
-            and self.held
-            and len(self.held) == num_workers
-            and not any(self._num_holding[depth] for depth in range(self._depth, TICKETS_AHEAD + 1))
-            and not self._pending
-            and room - len(granted) >= len(self.held)
-            and self._is_fresh_enough(ahead_of_consumer)
-            and (frames := self._sync_frames(sorted(self.held)))
-        ):
-            opened = self._open_round(frames)
-            opened.pending.update(frames)
+        depth = TICKETS_AHEAD if self.max_staleness is None else 1
+        if self.mode == "async":
+            # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited
+            # longest before others, so that a slow consumer gets frames of all of them.
+            for holds in range(depth):
+                while len(granted) < min(room, most) and self._is_fresh_enough(ahead_of_consumer):
+                    remaining = self.remaining_frames
+                    count = self.frames_per_batch if remaining is None else min(self.frames_per_batch, remaining)
+                    if count <= 0 or (slot := self._next_waiting(holds)) is None:
+                        break
+                    opened = self._open_round({slot: count})
+                    granted.append((opened, slot))
+                    self._last_number[slot] = opened.number
+                    self.may_collect(slot, holds=holds + 1)
+            return granted
+        while True:
+            # Members without a ticket: the round is new, or the worker that had the ticket is gone.
+            for round_ in list(self._pending.values()):
+                least = min(room, most) - len(granted)
+                if least <= 0:
+                    return granted
+                for slot in nsmallest(least, (slot for slot in round_.pending if slot in self.held)):
+                    round_.pending.discard(slot)
+                    self.may_collect(slot, holds=self.held[slot] + 1)
+                    granted.append((round_, slot))
+                if not round_.pending:
+                    del self._pending[round_.number]
+            if not (
+                len(granted) < most
+                and self.held
+                and len(self.held) == num_workers
+                and not any(self._num_holding[holds] for holds in range(depth, TICKETS_AHEAD + 1))
+                and not self._pending
+                and room - len(granted) >= len(self.held)
+                and self._is_fresh_enough(ahead_of_consumer)
+            ):
+                return granted
+            remaining, share, rest = self.remaining_frames, self.frames_per_batch, 0
+            if remaining is not None and remaining < share * len(self.held):
+                share, rest = divmod(max(remaining, 0), len(self.held))
+            if not (share or rest):
+                return granted
+            frames = {slot: share + (i < rest) for i, slot in enumerate(sorted(self.held))}
+            opened = self._open_round({slot: count for slot, count in frames.items() if count})
+            opened.pending.update(opened.frames)
             self._pending[opened.number] = opened
-            self._grant_pending(granted, room, most)
-        return granted
-
-    def _grant_pending(self, granted: list[Grant], room: int, most: int) -> None:
-        """Grant tickets to slots without one, because the round is new or the worker that had the ticket is gone."""
-        for round_ in list(self._pending.values()):
-            least = min(room, most) - len(granted)
-            if least <= 0:
-                return
-            for slot in nsmallest(least, (slot for slot in round_.pending if slot in self.held)):
-                round_.pending.discard(slot)
-                self.may_collect(slot, holds=self.held[slot] + 1)
-                granted.append((round_, slot))
-            self._note_pending(round_)
-
-    def _grant_async(self, granted: list[Grant], ahead: int, room: int, most: int) -> None:
-        # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
-        # before others, so that a slow consumer gets frames of all of them.
-        for depth in range(self._depth):
-            while len(granted) < min(room, most) and self._is_fresh_enough(ahead):
-                remaining = self.remaining_frames
-                count = self.frames_per_batch if remaining is None else min(self.frames_per_batch, remaining)
-                if count <= 0 or (slot := self._next_waiting(depth)) is None:
-                    break
-                opened = self._open_round({slot: count})
-                granted.append((opened, slot))
-                self._last_number[slot] = opened.number
-                self.may_collect(slot, holds=depth + 1)
 
     def _next_waiting(self, depth: int) -> SlotKey | None:
         """The worker with so many tickets that has waited longest."""
@@ -188,22 +189,6 @@ class Scheduler:
                 return slot
             heappop(heap)
         return None
-
-    def _note_pending(self, round_: Round) -> None:
-        if not round_.pending:
-            self._pending.pop(round_.number, None)
-
-    def _sync_frames(self, slots: list[SlotKey]) -> dict[SlotKey, int]:
-        remaining = self.remaining_frames
-        if remaining is None or remaining >= self.frames_per_batch * len(slots):
-            return dict.fromkeys(slots, self.frames_per_batch)
-        share, rest = divmod(max(remaining, 0), len(slots))
-        frames = {slot: share + (i < rest) for i, slot in enumerate(slots)}
-        return {slot: count for slot, count in frames.items() if count}
-
-    @property
-    def _depth(self) -> int:
-        return TICKETS_AHEAD if self.max_staleness is None else 1
 
     def _is_fresh_enough(self, ahead: int) -> bool:
         """A round opened now is consumed after `ahead` + open others; the learner publishes once per round at most."""
@@ -227,7 +212,8 @@ class Scheduler:
         """A round goes on without a member that has no ticket."""
         round_.pending.discard(slot)
         self.outstanding_frames -= round_.frames.pop(slot)
-        self._note_pending(round_)
+        if not round_.pending:
+            self._pending.pop(round_.number, None)
 
     # -- events ------------------------------------------------------------------------------------------------
 

@@ -174,9 +174,11 @@ class WorkerHandle:
     """Number of reads at which its heartbeat had changed."""
     longest_silence_s: float = 0.0
     """Longest time between two changes of its heartbeat, since it was ready."""
-    _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
-    _counted_frames: int = 0
-    _counted_ns: tuple[int, ...] = ()
+    last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
+    """See `HangDetector`."""
+    counted_frames: int = 0
+    """Part of `stepped_frames` that is in the fleet's counters; likewise `counted_ns` of its times."""
+    counted_ns: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.stream = self.connection.place
@@ -272,34 +274,6 @@ class WorkerHandle:
         ahead = max(0, self.stepped_frames - self.landed_frames - self.dropped_frames)
         self.dropped_frames += ahead
         return ahead
-
-    def take_progress(self) -> tuple[int, tuple[int, ...]]:
-        """Frames, and nanoseconds by activity (empty: none), since the last call."""
-        frames, spent = self.stepped_frames, self.connection.spent_ns
-        new_ns: tuple[int, ...] = ()
-        if spent != self._counted_ns:
-            before = self._counted_ns or (0,) * len(spent)
-            new_ns = tuple(now - then for now, then in zip(spent, before, strict=True))
-        new_frames = frames - self._counted_frames
-        self._counted_frames, self._counted_ns = frames, spent
-        return new_frames, new_ns
-
-    def silent_for_s(self, now: float, *, is_paused: bool) -> float:
-        """Seconds without a sign of life while one is expected: it has a ticket and is not paused, or is asked
-        something.
-        """
-        # A server counts its turns in place of frames, and turns though it has nothing to do. Who waits for a server
-        # looks up twice a second, which ends a stretch of its time.
-        phase = self.connection.phase
-        heartbeat = self.connection.frames, phase, self.connection.spent_ns if phase is Phase.ASKING else ()
-        rests = is_paused or (phase is Phase.WAITING and not self.tickets)
-        rests = rests and not self.slot.is_server
-        if self.is_ready and heartbeat != self._last_heartbeat:
-            self.signs += 1
-            self.longest_silence_s = max(self.longest_silence_s, now - self.last_progress)
-        if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
-            self._last_heartbeat, self.last_progress = heartbeat, now
-        return now - self.last_progress
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
         phase = self.connection.phase

@@ -1,4 +1,4 @@
-"""All slots of a fleet, by state."""
+"""All slots of a fleet, by state, and its inference servers. Guarded by the fleet's condition."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -8,14 +8,15 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.fleet.slot import LIVING, SERVING, TRANSITIONS, Question, Slot, SlotState, WorkerHandle
-from cormorant_worker.worker.messages import Command, PauseStepping, ResumeStepping, Stop
+from cormorant_worker.inference.address import ServerAddress
+from cormorant_worker.worker.messages import AssignServers, Command, PauseStepping, ResumeStepping, Stop
 
 _SHOWN = 8
 """Workers named in a message."""
 
 
 class Slots:
-    """By group and index. Guarded by the fleet's condition."""
+    """By group and index."""
 
     def __init__(self, job: CollectorJob, written: Mapping[SlotKey, int]) -> None:
         """No slot is wanted yet. `written`: frames that the dataset has of each."""
@@ -70,22 +71,13 @@ class Slots:
     @property
     def is_complete(self) -> bool:
         """True if every wanted slot has a worker that may hold tickets, and no other worker is left."""
-        wanted = len(self.collecting) + len(self.serving)
-        return self.count(SlotState.WORKING) == wanted and self.count(*LIVING) == wanted and not self.is_changing
-
-    @property
-    def is_changing(self) -> bool:
-        """True while a worker is being started, or an ended worker is not accounted for."""
-        return self.count(SlotState.STARTING, SlotState.GONE) > 0
-
-    @property
-    def has_begun(self) -> bool:
-        """True if some slot has a worker that may hold tickets, and leaving workers have left."""
-        return self.count(SlotState.WORKING) > 0 and not self.count(SlotState.LEAVING, SlotState.FINISHING)
+        taken = self.count(SlotState.STARTING, *LIVING, SlotState.GONE)
+        return self.count(SlotState.WORKING) == taken == len(self.collecting) + len(self.serving)
 
     @property
     def is_empty(self) -> bool:
-        return not (self.count(*LIVING) or self.is_changing)
+        """True if no worker runs or is being started, and those that ended are accounted for."""
+        return not self.count(SlotState.STARTING, *LIVING, SlotState.GONE)
 
     def find(self, name: str) -> WorkerHandle | None:
         """The current worker of this name."""
@@ -167,23 +159,6 @@ class Slots:
                 size = [*islice(sorted(filled), size), *islice(free, max(0, size - len(filled)))]
             keys += [(name, index) for index in sorted(set(size))]
         check(len(keys))
-        return self._want(keys)
-
-    def _sizes_of(self, workers: int) -> dict[str, int | Collection[int]]:
-        """The first workers are the manifest's fixed groups', the others the elastic one's; inference servers keep
-        their size.
-        """
-        spec, sizes = self._job.spec, dict[str, int | Collection[int]]()
-        workers = max(0, workers)
-        for group in spec.worker_groups:
-            if group.name in self._serving_groups:
-                sizes[group.name] = self.sizes.get(group.name, spec.size_of(group))
-            elif group.name != spec.elastic.name:
-                sizes[group.name] = size = min(workers, spec.size_of(group))
-                workers -= size
-        return sizes | {spec.elastic.name: workers}
-
-    def _want(self, keys: list[SlotKey]) -> list[Slot]:
         if all(group in self._serving_groups for group, _ in keys):
             raise LastWorker("0 workers: a fleet needs at least 1; pause it instead")
         if self._serving_groups and not any(group in self._serving_groups for group, _ in keys):
@@ -202,3 +177,65 @@ class Slots:
         self.serving = tuple(slot for slot in wanted if slot.is_server)
         self.sizes = Counter(slot.group for slot in wanted)
         return given_up
+
+    def _sizes_of(self, workers: int) -> dict[str, int | Collection[int]]:
+        """The first workers are the manifest's fixed groups', the others the elastic one's; inference servers keep
+        their size.
+        """
+        spec, sizes = self._job.spec, dict[str, int | Collection[int]]()
+        workers = max(0, workers)
+        for group in spec.worker_groups:
+            if group.name in self._serving_groups:
+                sizes[group.name] = self.sizes.get(group.name, spec.size_of(group))
+            elif group.name != spec.elastic.name:
+                sizes[group.name] = size = min(workers, spec.size_of(group))
+                workers -= size
+        return sizes | {spec.elastic.name: workers}
+
+
+class InferenceServers:
+    """Which server acts for whom. Writes the addresses of servers' slots, and the servers of workers' slots."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self.served: dict[str, dict[str, float]] = {}
+        """By group, summed over servers that are gone, too: the fields of `Served`."""
+
+    def of(self, slot: Slot) -> tuple[ServerAddress, ...]:
+        """Addresses for a worker's slot, of which neighbors prefer different ones; empty: it calls its own policy."""
+        if not slot.is_wanted or slot.is_server:
+            return slot.servers  # given up: it keeps what it has until it ends
+        if addresses := [known.address for known in self._slots.serving if known.address is not None]:
+            first = self._slots.collecting.index(slot) % len(addresses)
+            slot.servers = (*addresses[first:], *addresses[:first])
+        return slot.servers
+
+    def listens(self, server: Slot, address: ServerAddress) -> None:
+        server.address = address
+        self.reassign()
+
+    def gone(self, slot: Slot) -> None:
+        """Remove the address of a server that is gone: other servers serve its workers."""
+        if slot.address is not None:
+            slot.address = None
+            self.reassign()
+
+    def named(self, names: Collection[str]) -> frozenset[Slot] | None:
+        """Slots that receive weights published for these workers; without names, None: all slots with a policy."""
+        slots = self._slots.named(names) if names else None
+        if slots and self._slots.serving and (idle := sorted(slot.name for slot in slots if not slot.is_server)):
+            names = ", ".join(idle)
+            raise FleetError(f"no policy acts in worker {names}: inference servers act for it; name servers, or none")
+        return slots
+
+    def reassign(self) -> None:
+        """After slots have changed, notify workers whose server changes."""
+        for slot in self._slots.collecting:
+            before = slot.servers
+            if (now := self.of(slot)) != before and slot.worker is not None and slot.state in LIVING:
+                slot.worker.tell(AssignServers(servers=now))
+
+    def joined(self, handle: WorkerHandle) -> None:
+        """After a worker has started, notify it if its servers have changed meanwhile."""
+        if handle.connection.place.servers != (now := self.of(handle.slot)):
+            handle.tell(AssignServers(servers=now))

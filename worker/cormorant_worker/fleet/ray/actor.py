@@ -27,8 +27,8 @@ import torch
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
+from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.ray.pod_files import PodFile, report_blocked
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.handshake import listen
 from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import CachedWeights, Settled
@@ -151,15 +151,15 @@ class WorkerActor:
         self._uplink = CallUplink()
         self._heartbeat = Heartbeat.create(PodFile.HEARTBEAT.path)
         self._kept = CachedWeights(PodFile.KEPT.path)
-        self._runtime = self._make_runtime(start)
+        self._runtime: Runtime
+        if start.place.is_server:
+            listeners = listen(ray.util.get_node_ip_address())
+            self._runtime = ServerRuntime(self._uplink, self._heartbeat, listeners, self._kept)
+        else:
+            self._runtime = WorkerRuntime(self._uplink, self._heartbeat, self._kept)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
-
-    def _make_runtime(self, start: Start) -> Runtime:
-        if not start.place.is_server:
-            return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
-        return ServerRuntime(self._uplink, self._heartbeat, listen(ray.util.get_node_ip_address()), self._kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)

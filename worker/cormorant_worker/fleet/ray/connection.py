@@ -1,4 +1,4 @@
-"""The fleet's connection to one actor: the `WorkerConnection` of the Ray engine.
+"""The fleet's connection to one actor, and the memory of batches: `WorkerConnection` and `BlockPool` of the Ray engine.
 
 Results arrive in Ray's threads, which only put them into the inbox. The fleet's thread handles them.
 """
@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,13 +19,15 @@ import ray
 import structlog
 
 from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.ray.actor import News
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.transport import Payload, Source
-from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
@@ -36,6 +38,8 @@ _PREEMPTION = 2
 """Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
+_USABLE = 0.8
+"""Share of the object store for batches: the rest is for weights and for objects that are being freed."""
 
 
 @dataclass(slots=True)
@@ -44,6 +48,65 @@ class ObjectPayload:
 
     reference: Any
     size_bytes: int
+
+
+class RayBlockPool:
+    """The memory of batches: objects in Ray's store, mapped without copies. At most `limit` blocks, counting those that
+    workers fill or have filled, and those that consumers hold.
+    """
+
+    def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
+        self._layout = layout
+        self._store_bytes = store_bytes
+        self._next = 0
+        self._lent: dict[int, Block | None] = {}
+        self.limit = 0
+        self.resize(limit, at_least=1)
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        size_bytes = self._layout.size_bytes
+        most = int(_USABLE * self._store_bytes) // size_bytes
+        if most < at_least:
+            raise FleetError(
+                f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
+                f"and {at_least} of them must fit into {_USABLE:.0%} of it; give it more memory "
+                "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+            )
+        self.limit = min(limit, most)
+
+    @property
+    def room(self) -> int:
+        return max(0, self.limit - len(self._lent))
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        if not self.room:
+            raise FleetError(f"all {self.limit} batch slots are in use")
+        self._next += 1
+        self._lent[self._next] = None
+        return self._next, None
+
+    def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
+        """Add a ticket's arrays, which are mapped in this process."""
+        block = Block.of_arrays(self._layout, {name: writable(array) for name, array in arrays.items()})
+        block.num_rows, block.num_ends = num_rows, num_ends
+        self._lent[block_index] = block
+
+    def give_back(self, block_index: int) -> None:
+        self._lent.pop(block_index, None)  # the object goes with the last view of it; the pool may be closed
+
+    def forget(self, pid: int) -> None:
+        """Has no effect: a worker that is gone has mapped nothing."""
+
+    def block(self, block_index: int) -> Block:
+        block = self._lent[block_index]
+        assert block is not None, block_index
+        return block
+
+    def memory(self, block_index: int) -> SharedMemory | None:
+        return None  # the object store's memory is Ray's
+
+    def close(self) -> None:
+        self._lent.clear()
 
 
 class RayConnection:
@@ -81,7 +144,7 @@ class RayConnection:
         self._end = ""
         self._is_dead = False
         """Ray says so: the process id may be another's by now."""
-        self._listen()
+        self._expect(self.handle.listen.remote(self._settled()))
 
     # -- what is known -----------------------------------------------------------------------------------------
 
@@ -112,41 +175,36 @@ class RayConnection:
     def receive(self, source: Source) -> Sequence[object]:
         """Messages that have arrived, batches in the order of their tickets."""
         self._news.clear()
-        messages: list[object] = [*self._land()]
+        messages: list[object] = []
+        while self.is_open and self._batches and self._batches[0][-1].done() and self._next_error() is None:
+            ticket, _, batch = self._batches.popleft()
+            sealed, arrays = batch.result()
+            self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._landed_frames += sealed.num_frames
+            self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
+            messages.append(sealed)
         while self.is_open and self._inbox:
-            messages += self._hear(self._inbox.popleft())
+            result = self._inbox.popleft()
+            if (error := result.exception()) is not None:
+                self._lose(error)
+                break
+            news: News = result.result()
+            if news.is_from_listen:
+                self._expect(self.handle.listen.remote(self._settled()))
+            self._last_heartbeat = time.monotonic()
+            self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
+            self.frames, self.spent_ns = max(self.frames, news.frames), news.spent_ns
+            for message in news.messages:
+                if isinstance(message, Leaving):
+                    # Beside the fleet's thread: Ray's head may take its time to answer.
+                    threading.Thread(target=self._keep_workers_off, name="drain-node", daemon=True).start()
+                messages.append(message)
+                if isinstance(message, Finished | Failed):
+                    self.is_open = False
         # Last: what the worker itself has said of its end tells more.
         if self.is_open and (error := self._next_error()) is not None:
             self._lose(error)
         return messages
-
-    def _hear(self, result: "Future[Any]") -> Iterator[object]:
-        if (error := result.exception()) is not None:
-            self._lose(error)
-            return
-        news: News = result.result()
-        if news.is_from_listen:
-            self._listen()
-        self._last_heartbeat = time.monotonic()
-        self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
-        self.frames = max(self.frames, news.frames)
-        self.spent_ns = news.spent_ns
-        for message in news.messages:
-            if isinstance(message, Leaving):
-                # Beside the fleet's thread: Ray's head may take its time to answer.
-                threading.Thread(target=self._keep_workers_off, name="drain-node", daemon=True).start()
-            yield message
-            if isinstance(message, Finished | Failed):
-                self.is_open = False
-
-    def _land(self) -> Iterator[object]:
-        while self.is_open and self._batches and self._batches[0][-1].done() and self._next_error() is None:
-            ticket, _, result = self._batches.popleft()
-            sealed, arrays = result.result()
-            self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
-            self._landed_frames += sealed.num_frames
-            self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
-            yield sealed
 
     def _next_error(self) -> BaseException | None:
         """Why the oldest ticket's batch does not come, whatever Ray says of it; None: it is here, or may come."""
@@ -174,9 +232,6 @@ class RayConnection:
         assert payload is None or isinstance(payload, ObjectPayload), payload
         references = [] if payload is None else [payload.reference]
         self._expect(self.handle.answer.remote(request, references))
-
-    def _listen(self) -> None:
-        self._expect(self.handle.listen.remote(self._settled()))
 
     def _expect(self, reference: Any) -> None:
         def arrived(result: "Future[Any]") -> None:

@@ -14,9 +14,8 @@ from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
+from cormorant_worker.fleet.ray.connection import ObjectPayload, RayBlockPool, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled

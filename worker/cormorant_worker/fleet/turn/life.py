@@ -94,7 +94,9 @@ class SlotLife:
         if core.error or core.is_closing or core.scheduler.is_done:
             return
         vacant = (slot for slot in core.slots.in_state(SlotState.VACANT) if now >= slot.not_before)
-        due = (slot for slot in sorted(vacant, key=lambda slot: slot.key) if core.servers.can_start(slot))
+        # Workers wait for the first address of a server.
+        may_start = not core.slots.serving or any(server.address is not None for server in core.slots.serving)
+        due = (slot for slot in sorted(vacant, key=lambda slot: slot.key) if may_start or slot.is_server)
         for slot in islice(due, _MOST_STARTS):
             try:
                 self._start(slot)
@@ -110,6 +112,13 @@ class SlotLife:
         (group, index), made = slot.key, core.options.overrides
         # Groups of servers come last and do not count: with them and without, environments have the same seeds.
         groups = [known.name for known in sorted(core.job.spec.worker_groups, key=lambda known: known.serves)]
+        # Workers that ask for the same kind of device are numbered through their groups.
+        asked = {
+            known.name: core.options.device or ("cuda" if known.device == "gpu" else "cpu")
+            for known in core.job.spec.worker_groups
+        }
+        alike = takewhile(lambda name: name != group, (name for name in asked if asked[name] == asked[group]))
+        number = index + sum(core.slots.sizes.get(name, 0) for name in alike)
         place = WorkerPlace(
             group=group,
             index=index,
@@ -121,7 +130,7 @@ class SlotLife:
             servers=core.servers.of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),
             num_threads=core.ready.num_threads if core.ready is not None else 0,
-            device=self._device_of(slot),
+            device=core.engine.device_of(asked[group], number),
             seed=self.seed,
         )
         first_free = core.dataset.next_attempt(slot.key) if core.dataset is not None else 0
@@ -132,17 +141,6 @@ class SlotLife:
             overrides=made[min(index, len(made) - 1)] if made else b"",
         )
         core.background.submit(lambda: core.engine.start(start), partial(self._started, slot))
-
-    def _device_of(self, slot: Slot) -> str:
-        """The worker's device. Workers that ask for the same kind are numbered through their groups."""
-        core = self._core
-        asked = {
-            group.name: core.options.device or ("cuda" if group.device == "gpu" else "cpu")
-            for group in core.job.spec.worker_groups
-        }
-        group, index = slot.key
-        alike = takewhile(lambda name: name != group, (name for name in asked if asked[name] == asked[group]))
-        return core.engine.device_of(asked[group], index + sum(core.slots.sizes.get(name, 0) for name in alike))
 
     # -- BUILDING ----------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from cormorant_worker.envs.restarts import ENV_RESTARTED
 from cormorant_worker.errors import FleetError, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.slot import LIVING, SlotState, WorkerHandle
-from cormorant_worker.fleet.transport import BlockPool, Source
+from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.inference.address import Served
@@ -99,37 +99,32 @@ class FleetLoop:
         core.queue.accept()
         core.tick()
         has_more |= core.offers.send_due(_MOST_OFFERS)
-        if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.is_wanted:
+        if not (core.is_paused or core.is_closing or core.error) and not self._quiesce.holders:
             has_more |= self._life.hand_out_tickets()
         has_more |= self._life.finish_idle()
-        if core.scheduler.is_done and core.queue.is_drained:
+        if core.scheduler.is_done and not core.queue.backlog:
             self.is_done = core.dataset is None or core.slots.is_empty
         core.connections.flush()
         self._changed.notify_all()
         return has_more
 
+    # -- what workers say --------------------------------------------------------------------------------------
+
     def _receive(self, *, until: float) -> bool:
-        """Receive what workers have said. Returns whether some of it is left for the next turn."""
+        """Handle what workers have said, and their ends. Returns whether some of it is left for the next turn."""
         ready, heard = self._core.connections.ready, 0
         while ready:
-            self._read(*ready.popleft())
+            handle, source = ready.popleft()
+            for message in () if handle.is_gone else handle.connection.receive(source):
+                self._handle(handle, message)
+                if handle.is_gone:
+                    break
+            if not (handle.is_gone or handle.connection.is_open):
+                self._life.lose(handle)
             heard += 1
             if not heard % _CLOCK_EVERY and time.monotonic() > until:
                 break
         return bool(ready)
-
-    # -- what workers say --------------------------------------------------------------------------------------
-
-    def _read(self, handle: WorkerHandle, source: Source) -> None:
-        """Read what has come from a worker, and have it seen off if it has ended."""
-        if handle.is_gone:
-            return
-        for message in handle.connection.receive(source):
-            self._handle(handle, message)
-            if handle.is_gone:
-                return
-        if not handle.connection.is_open:
-            self._life.lose(handle)
 
     def _handle(self, handle: WorkerHandle, message: object) -> None:
         core, slot = self._core, handle.slot
@@ -143,9 +138,14 @@ class FleetLoop:
             case messages.ServerReady():
                 self._life.welcome(handle, message)
             case Served():
-                core.servers.note(handle, message)
+                books = core.servers.served.setdefault(slot.group, dict.fromkeys(message.__slots__, 0.0))
+                for name in books:
+                    books[name] += getattr(message, name)
             case messages.Reply():
-                self._note_reply(handle, message)
+                is_offer = handle.note_reply(message) is handle.offer
+                # What was published meanwhile comes first.
+                if is_offer and core.offers.note_reply(handle, message) and slot.state is SlotState.READY:
+                    self._life.put_to_work(handle, message)
             case messages.Applied():
                 version = PolicyVersion(message.version)
                 core.counters.applied(handle, version)
@@ -190,12 +190,6 @@ class FleetLoop:
                 if theirs.round is out.round:
                     late.worker.tell(messages.Seal(ticket=number))
 
-    def _note_reply(self, handle: WorkerHandle, reply: messages.Reply) -> None:
-        is_offer = handle.note_reply(reply) is handle.offer
-        # What was published meanwhile comes first.
-        if is_offer and self._core.offers.note_reply(handle, reply) and handle.slot.state is SlotState.READY:
-            self._life.put_to_work(handle, reply)
-
     # -- the first worker --------------------------------------------------------------------------------------
 
     def _meet(self, handle: WorkerHandle, ready: messages.Ready) -> None:
@@ -209,15 +203,16 @@ class FleetLoop:
         if core.options.whole_rows:
             core.scheduler.round_up(ready.layout.num_envs, num_workers=core.num_slots)
         limit, fewest = core.blocks_needed
-        core.background.submit(lambda: self._lay_out(ready, limit, fewest), partial(self._laid_out, ready))
 
-    def _lay_out(self, ready: messages.Ready, limit: int, fewest: int) -> BlockPool:
-        """Without the condition: an object store is asked what it has, a dataset may be far away."""
-        blocks = self._core.engine.make_blocks(ready.layout, limit)
-        blocks.resize(limit, at_least=fewest)
-        if self._core.dataset is not None:
-            self._core.dataset.open(self._core.job, ready)
-        return blocks
+        def lay_out() -> BlockPool:
+            # Without the condition: an object store is asked what it has, a dataset may be far away.
+            blocks = core.engine.make_blocks(ready.layout, limit)
+            blocks.resize(limit, at_least=fewest)
+            if core.dataset is not None:
+                core.dataset.open(core.job, ready)
+            return blocks
+
+        core.background.submit(lay_out, partial(self._laid_out, ready))
 
     def _laid_out(self, ready: messages.Ready, blocks: BlockPool | Exception) -> None:
         core = self._core

@@ -39,27 +39,22 @@ class Quiesce:
 
     def __init__(self, core: FleetCore, life: SlotLife) -> None:
         self._core, self._life = core, life
-        self._holders = 0
-
-    @property
-    def is_wanted(self) -> bool:
-        """True while no ticket may be issued."""
-        return self._holders > 0
+        self.holders = 0
+        """Callers that are, or wait to be, between two batches: no ticket may be issued."""
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
         """Within the block, every slot is filled and no worker holds a ticket: current batches are finished first, even
         in a paused fleet. Raises ControlTimeout, FleetClosed, and StateError for an evaluation.
         """
-        core, timeout_s = self._core, self._core.options.control_timeout_s
-        slots = core.slots
+        core, slots, timeout_s = self._core, self._core.slots, self._core.options.control_timeout_s
         core.raise_error()
         if core.episodes is not None:
             raise StateError(
                 "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "
                 "folder; start another one with other seeds in collection.episodes"
             )
-        self._holders += 1
+        self.holders += 1
         try:
             if core.is_paused:
                 core.slots.tell_all(messages.ResumeStepping())
@@ -80,7 +75,7 @@ class Quiesce:
                 )
             yield
         finally:
-            self._holders -= 1
+            self.holders -= 1
             if core.is_paused:
                 core.slots.tell_all(messages.PauseStepping())
             core.waker.wake()
@@ -89,13 +84,19 @@ class Quiesce:
 
     def save(self) -> FleetState:
         """Everything needed to continue from here. Call between batches."""
-        core = self._core
+        core, timeout_s = self._core, self._core.options.control_timeout_s
         # Workers of a fleet that drains may stay until what is queued is settled: see `SlotLife.finish_idle`.
         if core.scheduler.is_done and not (core.scheduler.is_draining and core.slots.is_complete):
-            states = self._final_states()
+            # What they saved when everything was collected, before they ended.
+            if not core.wait_for(lambda: core.slots.is_empty or not core.scheduler.is_done, timeout_s):
+                raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.slots.describe()}")
+            states = {slot: slot.final_state or b"" for slot in core.slots.collecting}
+            if not core.scheduler.is_done:
+                raise StateError("a worker was lost, and its frames are collected again; call again")
+            if missing := [slot.name for slot, state in states.items() if not state]:
+                raise StateError(f"{', '.join(missing)} ended and could not be saved before")
         else:
-            replies = self._all_replies(core.slots.ask_all(messages.Save()), "save its state")
-            states = {slot: reply.state for slot, reply in replies.items()}
+            states = self.replies(core.slots.ask_all(messages.Save()), "save its state", needs_all=True)
         *past, weights = core.offers.to_bytes().items() or [(0, b"")]
         saved = FleetState(
             frames=core.scheduler.landed_frames,
@@ -116,18 +117,6 @@ class Quiesce:
         for reason, workers in saved.not_saved.items():
             log.warning("environments_not_saved", workers=workers, reason=f"{reason}; they begin new episodes")
         return saved
-
-    def _final_states(self) -> dict[Slot, bytes]:
-        """What workers saved when everything was collected, before they ended."""
-        core, timeout_s = self._core, self._core.options.control_timeout_s
-        if not core.wait_for(lambda: core.slots.is_empty or not core.scheduler.is_done, timeout_s):
-            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.slots.describe()}")
-        states = {slot: slot.final_state or b"" for slot in core.slots.collecting}
-        if not core.scheduler.is_done:
-            raise StateError("a worker was lost, and its frames are collected again; call again")
-        if missing := [slot.name for slot, state in states.items() if not state]:
-            raise StateError(f"{', '.join(missing)} ended and could not be saved before")
-        return states
 
     def restore(
         self,
@@ -174,13 +163,13 @@ class Quiesce:
                     reseeded.append((handles[slot], stream))
             commands[slot] = messages.Restore(first_trajectory=first, rewinds=rewinds)
         asked = [handle.reseed(stream) for handle, stream in reseeded]
-        self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
+        self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s, needs_all=True)
         for handle, _ in reseeded:
             core.queue.count_dropped("restore", handle.drop_ahead())
         asked = [handles[slot].ask(commands[slot], states[name]) for name, slot in names.items()]
         for name, slot in names.items():
             slot.warmup_frames = max(0, told[name]["warmup_left"])
-        self._all_replies(asked, "restore its state")
+        self.replies(asked, "restore its state", needs_all=True)
         core.scheduler.count_from(saved.frames if core.dataset is None else collected)
 
     def reseed(self, seed: int) -> tuple[str, ...]:
@@ -193,7 +182,8 @@ class Quiesce:
             # No batch was taken yet: the seed rules the first one.
             core.queue.discard("seed")
             core.scheduler.count_from(core.found_frames)
-            core.lineage.owe_all(core.slots.collecting)
+            for slot in core.slots.collecting:
+                slot.warmup_frames = slot.warmup_share
         self._life.seed = seed
         core.events.note("seeded", reason=f"seed {seed}")
         asked = []
@@ -215,8 +205,8 @@ class Quiesce:
         core = self._core
         if core.scheduler.is_done or not core.slots.is_complete:
             raise FleetError("this fleet has collected all its frames, and its workers have ended")
-        replies = self._all_replies(core.slots.ask_all(call), "call a function")
-        return {slot.name: reply.state for slot, reply in replies.items()}
+        results = self.replies(core.slots.ask_all(call), "call a function", needs_all=True)
+        return {slot.name: result for slot, result in results.items()}
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -229,7 +219,10 @@ class Quiesce:
         timeout_s = timeout_s if options.waits_for_places else options.startup_timeout_s
 
         def is_there() -> bool:
-            return core.slots.has_begun if options.waits_for_places else core.slots.is_complete
+            if not options.waits_for_places:
+                return core.slots.is_complete
+            is_leaving = core.slots.count(SlotState.LEAVING, SlotState.FINISHING) > 0
+            return core.slots.count(SlotState.WORKING) > 0 and not is_leaving
 
         def is_over() -> bool:
             return core.error is not None or core.is_closing or core.scheduler.is_done or options.should_stop()
@@ -249,33 +242,32 @@ class Quiesce:
         late = ", ".join(slot.name for slot in core.slots.wanted if slot.state is not SlotState.WORKING)
         raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.slots.describe()}")
 
-    def replies(self, asked: Sequence[Question], what: str, *, timeout_s: float) -> dict[Slot, messages.Reply]:
-        """Wait for every worker's reply, ignoring workers that died and their replacements."""
+    def replies(
+        self, asked: Sequence[Question], what: str, *, timeout_s: float | None = None, needs_all: bool = False
+    ) -> dict[Slot, bytes]:
+        """Wait for workers' replies and return their bytes, by default within `control_timeout_s`. Workers that died,
+        and their replacements, are left out; with `needs_all` that is an error.
+        """
 
         def late() -> list[str]:
             return [question.handle.name for question in asked if not (question.reply or question.handle.is_gone)]
 
-        self._core.wait_for(lambda: not late(), timeout_s)
+        limit_s = self._core.options.control_timeout_s if timeout_s is None else timeout_s
+        self._core.wait_for(lambda: not late(), limit_s)
         if names := late():
             doing = self._core.slots.describe()
-            raise ControlTimeout(f"{', '.join(names)} did not {what} within {timeout_s:.0f} s; {doing}")
+            raise ControlTimeout(f"{', '.join(names)} did not {what} within {limit_s:.0f} s; {doing}")
         replies = {question.handle.slot: question.reply for question in asked if question.reply is not None}
         if errors := [f"{slot.name}: {reply.error}" for slot, reply in replies.items() if reply.error]:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
-        return replies
-
-    def _all_replies(
-        self, asked: Sequence[Question], what: str, *, timeout_s: float = 0.0
-    ) -> dict[Slot, messages.Reply]:
-        """As `replies`, when none may be missing; by default within `control_timeout_s`."""
-        replies = self.replies(asked, what, timeout_s=timeout_s or self._core.options.control_timeout_s)
-        if lost := [question.handle.name for question in asked if question.reply is None]:
+        lost = [question.handle.name for question in asked if question.reply is None]
+        if lost and needs_all:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
-        return replies
+        return {slot: reply.state for slot, reply in replies.items()}
 
     def ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
         """Ask one worker, and wait for its reply."""
         replies = self.replies([handle.ask(command)], what, timeout_s=timeout_s)
         if not replies:
             raise FleetError(f"worker {handle.name} ended and could not {what}; ask its replacement")
-        return replies[handle.slot].state
+        return replies[handle.slot]
