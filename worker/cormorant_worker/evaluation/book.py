@@ -110,16 +110,14 @@ def subject_of(job: CollectorJob) -> dict[str, Any]:
             parent = parent.get(block, {})
         parent.pop(name, None)
     devices = sorted({group.device for group in spec.worker_groups if not group.serves})
-    digests = [digest_of(uri) for uri in uris]
+    digests = []
+    for uri in uris:
+        try:
+            with fsspec.open(uri, "rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except FileNotFoundError as error:
+            raise EvaluationError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
+        except (OSError, ValueError, ImportError) as error:
+            raise EvaluationError(f"cannot read weights from {uri}: {error}") from error
     weights: Any = dict(zip(uris, digests, strict=True)) if episodes.checkpoints else "".join(digests)
     return {**subject, "devices": devices, "weights": weights}
-
-
-def digest_of(uri: str) -> str:
-    try:
-        with fsspec.open(uri, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError as error:
-        raise EvaluationError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
-    except (OSError, ValueError, ImportError) as error:
-        raise EvaluationError(f"cannot read weights from {uri}: {error}") from error

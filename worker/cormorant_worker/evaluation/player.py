@@ -121,22 +121,19 @@ class Player:
         outside = random.getstate()
         try:
             for (checkpoint, task), own in together.items():
-                self._load(checkpoint)
+                if checkpoint != self._checkpoint:
+                    read = partial(read_file, allow_nonfinite=self._job.spec.policy.allow_nonfinite)
+                    if isinstance(self._actor, AgentsActor):
+                        self._actor.load({group: read(uri) for group, uri in files_of(checkpoint).items()})
+                    else:
+                        statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
+                        self._weights.load(read(checkpoint), statistics)
+                    self._checkpoint = checkpoint
                 found = self._play_task(task, [self._planned[position] for position in own])
                 played.update(zip(own, found, strict=True))
         finally:
             random.setstate(outside)
         return [played[position] for position in positions]
-
-    def _load(self, checkpoint: str) -> None:
-        if checkpoint != self._checkpoint:
-            read = partial(read_file, allow_nonfinite=self._job.spec.policy.allow_nonfinite)
-            if isinstance(self._actor, AgentsActor):
-                self._actor.load({group: read(uri) for group, uri in files_of(checkpoint).items()})
-            else:
-                statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
-                self._weights.load(read(checkpoint), statistics)
-            self._checkpoint = checkpoint
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         try:
@@ -174,8 +171,8 @@ class Player:
             row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
             for row, episode in enumerate(planned)
         }
-        of_groups = {leaf.key: i for i, leaf in enumerate(env.info_leaves) if leaf.key[0] != "info"}
-        rewards = [(group, i) for (group, what), i in of_groups.items() if what == "reward"]
+        of_groups = [(leaf.key, i) for i, leaf in enumerate(env.info_leaves) if leaf.key[0] != "info"]
+        rewards = [(group, i) for (group, what), i in of_groups if what == "reward"]
         played: dict[int, PlayedEpisode] = {}
         while seats:
             if self._gate.is_closed:

@@ -98,11 +98,20 @@ class ResultFolder:
     def played(self) -> dict[str, PlayedEpisode]:
         """Every recorded episode, by its key."""
         rows: dict[str, PlayedEpisode] = {}
-        for path in self._list("played"):
-            for document in self._read(f"played/{path}") or ():
+        try:
+            self._fs.invalidate_cache()
+            paths = self._fs.ls(f"{self._root}/played", detail=False)
+        except FileNotFoundError:
+            return rows
+        except OSError as error:
+            raise EvaluationError(f"cannot list {self.uri}/played: {error}") from error
+        names = sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
+        for name in names:
+            if not name.endswith(".json") or name.startswith("."):
+                continue
+            for document in self._read(f"played/{name}") or ():
                 row = PlayedEpisode.read(document)
-                before = rows.setdefault(row.key, row)
-                if before != row:
+                if (before := rows.setdefault(row.key, row)) != row:
                     raise EvaluationError(
                         f"the episode {row.key} was played twice with different results: {before.total!r} in "
                         f"{before.length} steps, then {row.total!r} in {row.length}; the environment or the policy "
@@ -142,17 +151,6 @@ class ResultFolder:
             raise EvaluationError(
                 f"cannot read {self.uri}/{name}: {error}; delete it, and its episodes are played again"
             ) from error
-
-    def _list(self, name: str) -> list[str]:
-        try:
-            self._fs.invalidate_cache()
-            paths = self._fs.ls(f"{self._root}/{name}", detail=False)
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise EvaluationError(f"cannot list {self.uri}/{name}: {error}") from error
-        names = (str(path).rstrip("/").rpartition("/")[2] for path in paths)
-        return sorted(name for name in names if name.endswith(".json") and not name.startswith("."))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -250,12 +248,16 @@ def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
     found["length"] = _spread([float(row.length) for row in rows])
     found["terminated"] = sum(row.terminated for row in rows)
     if groups := sorted({group for row in rows for group in row.returns}):
-        found["groups"] = {group: _of_group([row.returns for row in rows if row.returns], group) for group in groups}
-    names = sorted({name for row in rows for name in row.metrics})
-    if names:
+        returns = [row.returns for row in rows if row.returns]
+        found["groups"] = {group: {"return": _spread([row[group] for row in returns])} for group in groups}
+        # In how many episodes a group's return was above, at and below the best other group's.
+        for group, of_group in found["groups"].items() if len(groups) > 1 else ():
+            ahead = [row[group] - max(value for name, value in row.items() if name != group) for row in returns]
+            wins, losses = sum(by > 0 for by in ahead), sum(by < 0 for by in ahead)
+            of_group |= {"wins": wins, "draws": ahead.count(0), "losses": losses}
+    if names := sorted({name for row in rows for name in row.metrics}):
         found["metrics"] = {name: _spread([row.metrics[name] for row in rows if name in row.metrics]) for name in names}
-    success = next((name for name in SUCCESS if name in names), None)
-    if success is not None:
+    if success := next((name for name in SUCCESS if name in names), None):
         said = [row.metrics[success] for row in rows if success in row.metrics]
         successes = sum(value > 0 for value in said)
         low, high = wilson(successes, len(said))
@@ -266,15 +268,6 @@ def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
             "low": low,
             "high": high,
         }
-    return found
-
-
-def _of_group(returns: Sequence[Mapping[str, float]], group: str) -> dict[str, Any]:
-    """A group's returns, and in how many episodes its return was above, at and below the best other group's."""
-    found: dict[str, Any] = {"return": _spread([row[group] for row in returns])}
-    if len(returns[0]) > 1:
-        ahead = [row[group] - max(value for name, value in row.items() if name != group) for row in returns]
-        found |= {"wins": sum(by > 0 for by in ahead), "draws": ahead.count(0), "losses": sum(by < 0 for by in ahead)}
     return found
 
 

@@ -14,6 +14,7 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
@@ -83,12 +84,10 @@ class StoredDataset:
         """Record a run, by epoch and unique name, before it writes. Raises DatasetError if another has the epoch."""
         with _explained(self.uri, done="written"):
             self.store.write_root_once(f"run-{epoch:06d}.json", holder)
-        found = self.holder(epoch)
-        if found != holder:
-            other = found.decode(errors="replace")
+        if (found := self.holder(epoch)) != holder:
             raise DatasetError(
-                f"another run started writing to {self.uri} at the same moment ({other}); stop that run first, or use "
-                "another URI"
+                f"another run started writing to {self.uri} at the same moment ({found.decode(errors='replace')}); "
+                "stop that run first, or use another URI"
             )
 
     def holder(self, epoch: int) -> bytes:
@@ -119,11 +118,18 @@ class StoredDataset:
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
         with _explained(f"{self.uri}/{name}"):
             notes = self.store.end_part(name) if has_ended else self.store.notes(name)
-        records = tuple(
-            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
-            for number, line in enumerate(notes.lines, start=1)
-        )
-        return DatasetPart(name=name, records=records, is_torn=notes.is_torn)
+        records = []
+        for number, line in enumerate(notes.lines, start=1):
+            try:
+                records.append(ShardRecord.model_validate_json(line))
+            except ValidationError as error:
+                wrong = error.errors()[0]
+                raise DatasetCorrupt(
+                    f"{self.uri}/{name}: line {number} of the manifest is not a manifest line: "
+                    f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, found {wrong['input']!r}; restore the file "
+                    "from a copy"
+                ) from error
+        return DatasetPart(name=name, records=tuple(records), is_torn=notes.is_torn)
 
     def iter_frames(self, part: DatasetPart, schema: FrameSchema | None = None) -> Iterator[Frames]:
         """A part's durable frames as they were collected, one batch in memory at a time: views of the shard's file, or

@@ -121,10 +121,17 @@ def _flat(path: str, value: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
 
 def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:
     """The description for the dataset of a job; equal in the fleet and in its workers."""
-    document = job.to_document()
-    manifest = json.dumps(document, sort_keys=True).encode()
+    manifest = json.dumps(job.to_document(), sort_keys=True).encode()
+    env = job.spec.env
+    # Without the fields that say how many environments there are and how they are stepped.
+    identity = {env.block.kind: env.block.identity(), "maxEpisodeSteps": env.max_episode_steps}
+    if env.variants:
+        identity["variants"] = [
+            {"id": task_id, "name": variant.name, "taskId": variant.task_id, "kwargs": dict(variant.kwargs)}
+            for task_id, variant in enumerate(env.variants)
+        ]
     return DatasetDescription(
-        env=_describe_env(job),
+        env=identity,
         observation_space=observation,
         action_space=action,
         schema=FrameSchema.of(layout),
@@ -141,27 +148,15 @@ def _env_spec(job: CollectorJob) -> str:
     entrypoint = (env and env.entrypoint) or ""
     if env is None or entrypoint.startswith("script:"):
         return ""
-    name = entrypoint.partition(":")[2].replace(".", "-")
     wrappers = tuple(
         WrapperSpec(name=w.entrypoint.partition(":")[2], entry_point=w.entrypoint, kwargs=dict(w.kwargs))
         for w in env.wrappers
     )
     try:
+        name = entrypoint.partition(":")[2].replace(".", "-")
         spec = gymnasium.spec(env.id) if env.id else EnvSpec(f"{name}-v0", entrypoint)
         kwargs = {**spec.kwargs, **env.kwargs}
         limit = job.spec.env.max_episode_steps or spec.max_episode_steps
         return replace(spec, kwargs=kwargs, max_episode_steps=limit, additional_wrappers=wrappers).to_json()
     except (gymnasium.error.Error, ImportError, ValueError):
         return ""
-
-
-def _describe_env(job: CollectorJob) -> dict[str, Any]:
-    """Fields that identify the environment, without those that say how many there are and how they are stepped."""
-    env = job.spec.env
-    limit: dict[str, Any] = {"maxEpisodeSteps": env.max_episode_steps}
-    if env.variants:
-        limit["variants"] = [
-            {"id": task_id, "name": variant.name, "taskId": variant.task_id, "kwargs": dict(variant.kwargs)}
-            for task_id, variant in enumerate(env.variants)
-        ]
-    return {env.block.kind: env.block.identity(), **limit}

@@ -61,7 +61,9 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
         elif to == "huggingface":
             (target / "data").mkdir()
             frames, episodes, cut = write_parquet(dataset, target / "data", is_nested=True)
-            (target / "README.md").write_text(_card(dataset, frames), encoding="utf-8")
+            job, env = dataset.description.job or "Dataset", json.dumps(dict(dataset.description.env))
+            card = _CARD.format(job=job, frames=frames, env=env)
+            (target / "README.md").write_text(card, encoding="utf-8")
         else:
             frames, episodes, cut = write_parquet(dataset, target)
         return Exported(path=target, frames=frames, episodes=episodes, cut=cut)
@@ -89,6 +91,7 @@ def push_to_hub(folder: Path, repo: str) -> str:
         ) from error
 
 
+# A dataset card for the Hugging Face Hub: its first lines say where the Parquet files are.
 _CARD = """---
 configs:
 - config_name: default
@@ -103,12 +106,6 @@ tags:
 `terminated`, `truncated`, and `traj_id` and `step`, which put rows in order. `next.observation` is null where the next
 row of the same trajectory has it. `policy_version` acted; -1 is random.
 """
-
-
-def _card(dataset: StoredDataset, frames: int) -> str:
-    """A dataset card for the Hugging Face Hub, whose first lines say where the Parquet files are."""
-    description = dataset.description
-    return _CARD.format(job=description.job or "Dataset", frames=frames, env=json.dumps(dict(description.env)))
 
 
 def _export_minari(dataset: StoredDataset, target: Path) -> Exported:

@@ -31,7 +31,6 @@ _FILE_BYTES = 100 << 20
 _FILES_PER_CHUNK = 1000
 _STATISTICS_BYTES = 4 << 20
 _MOST_DIMENSIONS = 5
-_TASK_NAMES = ("taskId", "id", "entrypoint")
 _WHERE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _PLAIN = {
     "next.reward": "float32",
@@ -56,7 +55,10 @@ class LeRobotWriter:
         self._target, self._fps = target, fps
         self._schema = dataset.description.schema
         self._tasks = [str(variant["name"]) for variant in dataset.description.env.get("variants", ())]
-        self._tasks = self._tasks or [_task(dataset.description.env)]
+        if not self._tasks:
+            blocks = [block for block in dataset.description.env.values() if isinstance(block, Mapping)]
+            names = (block.get(name) for block in blocks for name in ("taskId", "id", "entrypoint"))
+            self._tasks = [next((str(name) for name in names if name), "task")]
         self._features = {name: (leaf.dtype.name, leaf.shape or (1,)) for name, leaf in _columns(self._schema).items()}
         if twice := self._features.keys() & _PLAIN.keys():
             raise DatasetError(
@@ -94,7 +96,7 @@ class LeRobotWriter:
             "index": self.frames + step,
             "task_index": frames.tasks[0] if frames.tasks else np.zeros(count, dtype=np.int64),
         }
-        place = {"chunk_index": self._files // _FILES_PER_CHUNK, "file_index": self._files % _FILES_PER_CHUNK}
+        chunk, file = divmod(self._files, _FILES_PER_CHUNK)
         self._episodes.append(
             {
                 "episode_index": number,
@@ -102,7 +104,8 @@ class LeRobotWriter:
                 "length": count,
                 "dataset_from_index": self.frames,
                 "dataset_to_index": self.frames + count,
-                **{f"data/{name}": value for name, value in place.items()},
+                "data/chunk_index": chunk,
+                "data/file_index": file,
                 "meta/episodes/chunk_index": 0,
                 "meta/episodes/file_index": 0,
             }
@@ -138,7 +141,17 @@ class LeRobotWriter:
         self._path("meta/info.json").write_text(json.dumps(info, indent=2))
         statistics = {name: known.document() for name, known in self._statistics.items()}
         self._path("meta/stats.json").write_text(json.dumps(statistics, indent=2))
-        pq.write_table(_named_by_index(self._tasks), self._path("meta/tasks.parquet"))
+        # Metadata by which pandas takes the tasks' names for the index.
+        index = "__index_level_0__"
+        kinds = (("task_index", "task_index", "int64", "int64"), (None, index, "unicode", "object"))
+        described = [
+            {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
+            for name, field, kind, dtype in kinds
+        ]
+        pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
+        tasks = pa.table({"task_index": np.arange(len(self._tasks)), index: self._tasks})
+        tasks = tasks.replace_schema_metadata({"pandas": json.dumps(pandas)})
+        pq.write_table(tasks, self._path("meta/tasks.parquet"))
         episodes = self._path("meta/episodes/" + _WHERE.format(chunk_index=0, file_index=0))
         pq.write_table(pa.Table.from_pylist(self._episodes), episodes)
 
@@ -148,8 +161,8 @@ class LeRobotWriter:
         columns = {name: np.concatenate([arrays[name] for arrays in self._held]) for name in self._features}
         for name, values in columns.items():
             self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
-        place = divmod(self._files, _FILES_PER_CHUNK)
-        path = self._path("data/" + _WHERE.format(chunk_index=place[0], file_index=place[1]))
+        chunk, file = divmod(self._files, _FILES_PER_CHUNK)
+        path = self._path("data/" + _WHERE.format(chunk_index=chunk, file_index=file))
         # LeRobot takes the shape (1,) for a number.
         columns |= {name: values[:, 0] for name, values in columns.items() if values.shape[1:] == (1,)}
         pq.write_table(pa.table({name: nested_lists(values) for name, values in columns.items()}), path)
@@ -189,25 +202,6 @@ def _columns(schema: FrameSchema) -> dict[str, Leaf]:
     plain = ("observation", "image") if len(schema.observation[0].shape) > 1 else ("observation", "state")
     leaves = (leaf for kind, leaves in schema.kinds if kind != "task" for leaf in leaves)
     return {".".join(plain) if leaf.key == ("observation",) else column_name(leaf): leaf for leaf in leaves}
-
-
-def _task(env: Mapping[str, Any]) -> str:
-    """The environment's name in a description: "CartPole-v1"."""
-    names = (block.get(name) for block in env.values() if isinstance(block, Mapping) for name in _TASK_NAMES)
-    return next((str(name) for name in names if name), "task")
-
-
-def _named_by_index(tasks: list[str]) -> pa.Table:
-    """The table of tasks: pandas takes their names for the index."""
-    index = "__index_level_0__"
-    kinds = (("task_index", "task_index", "int64", "int64"), (None, index, "unicode", "object"))
-    described = [
-        {"name": name, "field_name": field, "pandas_type": kind, "numpy_type": dtype, "metadata": None}
-        for name, field, kind, dtype in kinds
-    ]
-    pandas = {"index_columns": [index], "column_indexes": [], "columns": described}
-    table = pa.table({"task_index": np.arange(len(tasks)), index: tasks})
-    return table.replace_schema_metadata({"pandas": json.dumps(pandas)})
 
 
 def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[int, int, int]:

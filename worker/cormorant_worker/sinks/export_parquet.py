@@ -61,15 +61,11 @@ def _parquet_schema(dataset: StoredDataset, *, is_nested: bool) -> Any:
             continue
         is_next = field.name.startswith(NEXT) and field.name not in leaves
         shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
-        fields.append(pa.field(field.name, _plain_type(leaf, is_nested=is_nested), nullable=is_next, metadata=shape))
+        kind = pa.from_numpy_dtype(leaf.dtype)
+        for _ in leaf.shape if is_nested else leaf.shape[:1]:
+            kind = pa.list_(pa.field("element", kind, nullable=False))
+        fields.append(pa.field(field.name, kind, nullable=is_next, metadata=shape))
     return pa.schema(fields, metadata={"cormorant.dataset": dataset.description.to_bytes()})
-
-
-def _plain_type(leaf: Leaf, *, is_nested: bool) -> Any:
-    kind = pa.from_numpy_dtype(leaf.dtype)
-    for _ in leaf.shape if is_nested else leaf.shape[:1]:
-        kind = pa.list_(pa.field("element", kind, nullable=False))
-    return kind
 
 
 def nested_lists(values: Array) -> Any:

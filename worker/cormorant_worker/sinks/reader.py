@@ -288,9 +288,11 @@ class Dataset:
         if seeds is not None:
             _generator(*seeds).shuffle(shards)
         schema = self._schema.select(keys)
+        begins = itertools.accumulate((record.frames for _, record in shards), initial=0)
         streams = (
-            self._read_shard(part, record, schema, keys, first, last)
-            for part, record, first, last in _cut(shards, start, stop)
+            self._read_shard(part, record, schema, keys, start - begin, stop - begin)
+            for (part, record), begin in zip(shards, begins, strict=False)
+            if start < begin + record.frames and begin < stop
         )
         chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
         if seeds is not None:
@@ -307,6 +309,7 @@ class Dataset:
     def _read_shard(
         self, part: DatasetPart, record: ShardRecord, schema: FrameSchema, keys: tuple[Key, ...], first: int, last: int
     ) -> "Iterator[TensorDict]":
+        """Rows `first` (which may lie before the shard) to `last` (or behind it)."""
         seen = 0
         for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
             rows = slice(max(0, first - seen), max(0, last - seen))
@@ -353,18 +356,6 @@ def check_batch_size(batch_size: int | None) -> int | None:
     return batch_size if batch_size is None else int(batch_size)
 
 
-def _cut(
-    shards: list[tuple[DatasetPart, ShardRecord]], start: int, stop: int
-) -> Iterator[tuple[DatasetPart, ShardRecord, int, int]]:
-    """The shards that hold frames `start` to `stop` of all, and which rows of them."""
-    begin = 0
-    for part, record in shards:
-        first, last = max(start - begin, 0), min(stop - begin, record.frames)
-        if first < last:
-            yield part, record, first, last
-        begin += record.frames
-
-
 def _interleaved(streams: "Iterator[Iterator[TensorDict]]", rng: np.random.Generator) -> "Iterator[TensorDict]":
     """Draw from some of the streams at random; the next stream replaces one that has ended."""
     held = list(itertools.islice(streams, _MIXED_SHARDS))
@@ -380,18 +371,16 @@ def _mixed(chunks: "Iterator[TensorDict]", rng: np.random.Generator, *, most: in
     """Frames in random order, among about `most` of them, `size` at a time."""
     import torch
 
-    while held := list(_up_to(chunks, most)):
+    while True:
+        held: list[TensorDict] = []
+        while sum(map(len, held)) < most and (chunk := next(chunks, None)) is not None:
+            held.append(chunk)
+        if not held:
+            return
         frames = torch.cat(held)
         del held
         for rows in torch.from_numpy(rng.permutation(len(frames))).split(size):
             yield frames[rows]
-
-
-def _up_to(chunks: "Iterator[TensorDict]", most: int) -> "Iterator[TensorDict]":
-    count = 0
-    while count < most and (chunk := next(chunks, None)) is not None:
-        count += len(chunk)
-        yield chunk
 
 
 def _batched(chunks: "Iterator[TensorDict]", size: int, *, drop_last: bool) -> "Iterator[TensorDict]":

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.errors import DatasetCorrupt, DatasetError, PartExists
+from cormorant_worker.errors import DatasetError, PartExists
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.schema import FrameSchema
@@ -115,7 +115,12 @@ class ShardWriter:
             return
         batch = self._encoder.encode(block)
         with self._explained(frames * self._frame_bytes):
-            shard = self._open or self._begin()
+            if (shard := self._open) is None:
+                name = f"frames-{self._shards:06d}.arrow"
+                file = self._store.create_shard(self.part, name)
+                writer = pa.ipc.new_file(pa.PythonFile(file, mode="w"), self._arrow, options=self._options)
+                shard = self._open = _Open(name, file, writer, self._frames, self._clock())
+                self._shards += 1
             shard.writer.write_batch(batch)
         shard.frames += frames
         if moments is not None:
@@ -160,14 +165,6 @@ class ShardWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _begin(self) -> _Open:
-        name = f"frames-{self._shards:06d}.arrow"
-        file = self._store.create_shard(self.part, name)
-        writer = pa.ipc.new_file(pa.PythonFile(file, mode="w"), self._arrow, options=self._options)
-        self._open = _Open(name, file, writer, self._frames, self._clock())
-        self._shards += 1
-        return self._open
 
     def _begin_seal(self) -> None:
         if self._open is not None:
@@ -256,15 +253,3 @@ class ShardRecord(BaseModel, frozen=True, extra="forbid", strict=True):
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None
     """Moments of the shard's frames; None unless the manifest normalizes."""
-
-    @classmethod
-    def from_line(cls, line: str, *, where: str) -> "ShardRecord":
-        try:
-            return cls.model_validate_json(line)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            name = ".".join(map(str, wrong["loc"]))
-            raise DatasetCorrupt(
-                f"{where} is not a manifest line: {name}: {wrong['msg']}, found {wrong['input']!r}; restore the file "
-                "from a copy"
-            ) from error

@@ -26,17 +26,15 @@ def iter_trajectories(
         for frames in itertools.chain.from_iterable(dataset.iter_frames(part, schema) for part in attempts):
             for piece in _pieces(frames):
                 pieces = held.setdefault(int(piece.env[0]), [])
-                if pieces and not _goes_on(pieces[-1], piece):
-                    yield _join(pieces)
-                    pieces.clear()
+                if pieces:
+                    last = pieces[-1]
+                    if last.traj_id[-1] != piece.traj_id[0] or last.step[-1] + 1 != piece.step[0]:
+                        yield _join(pieces)
+                        pieces.clear()
                 pieces.append(piece)
                 if not piece.is_cut:
                     yield _join(held.pop(int(piece.env[0])))
         yield from map(_join, held.values())
-
-
-def _goes_on(before: Frames, after: Frames) -> bool:
-    return bool(before.traj_id[-1] == after.traj_id[0] and before.step[-1] + 1 == after.step[0])
 
 
 def _pieces(frames: Frames) -> Iterator[Frames]:
@@ -60,7 +58,6 @@ def _pieces(frames: Frames) -> Iterator[Frames]:
 
 
 def _join(pieces: Sequence[Frames]) -> Frames:
-    """Consecutive pieces of one trajectory as one."""
     if len(pieces) == 1:
         return pieces[0]
     columns: dict[str, Any] = {}

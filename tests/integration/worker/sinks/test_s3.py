@@ -1,5 +1,6 @@
 """Datasets on a real S3 server that is slow, frozen or gone."""
 
+import json
 import subprocess
 import sys
 import threading
@@ -24,7 +25,7 @@ from cormorant_testing.s3 import BUCKET, VARIABLE, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.evaluation.results import ResultFolder
+from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder
 from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset, open_dataset
 from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
@@ -167,8 +168,9 @@ def test_results_and_weights_are_read_from_a_store(uri: str) -> None:
     folder, fs = ResultFolder(uri), fsspec.filesystem("s3", skip_instance_cache=True)
     folder.open({"checkpoint": "a"})
     assert folder.played() == {}
-    fs.pipe_file(f"{uri}/played/b.json", b"[]")  # another process's
-    assert folder._list("played") == ["b.json"]
+    row = PlayedEpisode(task="", seed=7, options={}, total=1.0, length=2, terminated=True)
+    fs.pipe_file(f"{uri}/played/b.json", json.dumps([row.document()]).encode())  # another process's
+    assert list(folder.played().values()) == [row]
     fs.pipe_file(f"{uri}/w.safetensors", safetensors.torch.save({"a": torch.ones(3)}))
     assert read_file(f"{uri}/w.safetensors", allow_nonfinite=False)["policy"]["a"].tolist() == [1, 1, 1]
 
