@@ -27,7 +27,7 @@ from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fork_server import WORKERS, fork_server
 from cormorant_worker.inference.address import AssignedServers
-from cormorant_worker.inference.handshake import Greeting, listen
+from cormorant_worker.inference.connections import Greeting, listen
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy
 from cormorant_worker.launch import load_job

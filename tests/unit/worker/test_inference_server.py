@@ -15,8 +15,14 @@ import torch
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
-from cormorant_worker.inference.connections import FrameReader, ServerConnection, send_frame
-from cormorant_worker.inference.handshake import Greeting, Listeners, listen
+from cormorant_worker.inference.connections import (
+    FrameReader,
+    Greeting,
+    Listeners,
+    ServerConnection,
+    listen,
+    send_frame,
+)
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes

@@ -20,7 +20,7 @@ from cormorant_testing.stats import make_stats
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.moments import BatchMoments
+from cormorant_worker.collect.trajectories import BatchMoments
 from cormorant_worker.errors import EnvError, ManifestError, StateError
 from cormorant_worker.launch import make_collector as stand_alone
 from cormorant_worker.metrics.exposition import Exposition

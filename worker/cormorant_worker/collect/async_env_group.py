@@ -24,7 +24,7 @@ class AsyncEnvGroup(EnvGroup):
     """Steps one VectorEnv that is not in lockstep. Driven by a Collector like a `LockstepEnvGroup`."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._hide(initial_states, layout)
+        super().start(initial_states, layout)
         self._layout = layout
         n = self.env.num_envs
         self._landed: Array = np.zeros(n, dtype=np.int64)
@@ -93,7 +93,11 @@ class AsyncEnvGroup(EnvGroup):
         self._write_step(step, columns, rows, following, slice(None))
         self._landed[columns] += 1
         if len(step.ended):
-            self._end(columns[step.ended], following[step.ended], step.final)
+            ended, after = columns[step.ended], following[step.ended]
+            states = tuple(a[after, ended] for a in self._stored_states)
+            self._ends.append((ended, self._landed[ended] - 1, tuple(a.copy() for a in step.final), states))
+            self._trajectories.open(ended + self.columns.start)
+            self._begin_trajectories(after, ended)
         self._idle = np.concatenate([self._idle, columns])
         return len(columns)
 
@@ -126,12 +130,6 @@ class AsyncEnvGroup(EnvGroup):
     def restore(self, state: dict[str, Array]) -> None:
         """Refuse states with saved environments: they come from another kind with the same spaces."""
         raise EnvCrashed("environments with steps in flight cannot be restored")
-
-    def _end(self, columns: Array, following: Array, final: Arrays) -> None:
-        states = tuple(a[following, columns] for a in self._stored_states)
-        self._ends.append((columns, self._landed[columns] - 1, tuple(a.copy() for a in final), states))
-        self._trajectories.open(columns + self.columns.start)
-        self._begin_trajectories(following, columns)
 
     def _grow(self, size: int) -> None:
         """Move the ring into a larger one, every frame that is not handed over with it."""

@@ -13,16 +13,16 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, egl_device, find_device
+from cormorant_worker.collect.trajectories import BatchMoments
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.request import Assignment, EnvRequest, OpenedEnvs, assign
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.address import AssignedServers
-from cormorant_worker.inference.handshake import Greeting
+from cormorant_worker.inference.connections import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
 from cormorant_worker.normalize.moments import Statistics
@@ -184,7 +184,10 @@ def build_policy(
         torch.manual_seed(job.spec.collection.seed)
         models: PolicyModels | None = None
         if overrides.policy is not None or overrides.policy_factory is not None:
-            if (made := overrides.make_policy(seen, action)) is not None:
+            made = overrides.policy
+            if overrides.policy_factory is not None:
+                made = overrides.policy_factory(*(seen, action) if overrides.takes_spaces else ())
+            if made is not None:
                 models = wrap_policy(made, "the script")
         elif policy.entrypoint is not None:
             models = load_policy(policy.entrypoint, policy.kwargs, seen, action)

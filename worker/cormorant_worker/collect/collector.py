@@ -21,13 +21,12 @@ from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup, FirstFrames, LockstepEnvGroup
-from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.rollout import rollout_of
 from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.state import FORMAT, read_metadata, under
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
-from cormorant_worker.collect.trajectories import EpisodeMetrics, Episodes, Trajectories, trajectory_base
+from cormorant_worker.collect.trajectories import BatchMoments, EpisodeMetrics, Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv, same_spaces
 from cormorant_worker.envs.request import Assignment
@@ -314,7 +313,9 @@ class Collector:
                 if self.gate.is_closed:
                     self._hold()
                 self._was_cut_short = True
-                if not self._roll_out(block, quota, version):
+                is_even = not (self.on_landed or self.first_frames.left or (quota != quota[0]).any())
+                rollout = self._rollout if is_even else None
+                if rollout is None or not rollout.fill(block, int(quota[0]), version, self.timing, self._proceed):
                     self._run_env_groups(block, quota, version)
                 self._was_cut_short = False
                 self.timing.rest(IDLE)
@@ -407,11 +408,6 @@ class Collector:
         for env_group in self.env_groups:
             env_group.restart()
         self._was_cut_short = False
-
-    def _roll_out(self, block: Block, quota: Array, version: PolicyVersion) -> bool:
-        if self._rollout is None or (quota != quota[0]).any() or self.on_landed or self.first_frames.left:
-            return False
-        return self._rollout.fill(block, int(quota[0]), version, self.timing, self._proceed)
 
     def _proceed(self, num_frames: int) -> bool:
         self.pulse[0] += num_frames

@@ -73,8 +73,6 @@ class EnvGroup(ABC):
     @abstractmethod
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         """Begin the first episodes. `initial_states`: see `Actor`."""
-
-    def _hide(self, initial_states: Arrays, layout: Layout) -> None:
         self._initial_states = initial_states
         self.hidden = tuple(value.repeat(self.env.num_envs, 0) for value in initial_states[len(layout.states) :])
 
@@ -244,7 +242,7 @@ class LockstepEnvGroup(EnvGroup):
     """Steps one VectorEnv and writes its frames. Driven by a Collector: begin, (act, land)*, finish."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        self._hide(initial_states, layout)
+        super().start(initial_states, layout)
         self.obs: Arrays = tuple(a.copy() for a in self.env.start())
         """[n, ...] per leaf: what to act on next, between batches."""
         self.states: Arrays = ()
@@ -269,8 +267,11 @@ class LockstepEnvGroup(EnvGroup):
         self.is_init[:] = True
 
     def pending(self) -> Arrays:
-        if len(interrupted := self.env.interrupted):
-            self._lose(interrupted)
+        if len(columns := self.env.interrupted):
+            # They went on without an action after the last batch: their open trajectories end where that did.
+            put(self.obs + self.states, columns, self.env.restart(columns) + self._initial_states)
+            self._trajectories.lose(columns + self.columns.start)
+            self.is_init[columns] = True
         return self.obs + self.states
 
     def go_on(self, pending: Arrays) -> None:
@@ -376,13 +377,10 @@ class LockstepEnvGroup(EnvGroup):
 
     def land(self) -> int:
         step = self._receive()
-        if self._is_dense and not len(step.fresh):
-            return self._land_dense(step)
-        if self._is_dense:
-            self._become_uneven()
-        return self._land_some(step)
-
-    def _land_dense(self, step: Step) -> int:
+        if not self._is_dense or len(step.fresh):
+            if self._is_dense:
+                self._become_uneven()
+            return self._land_some(step)
         t = self._row
         for stored, value in zip(self._obs, step.obs, strict=True):
             stored[t + 1] = value
@@ -446,12 +444,6 @@ class LockstepEnvGroup(EnvGroup):
         self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
         put(self._obs, (rows, columns), first)
-
-    def _lose(self, columns: Array) -> None:
-        """Environments went on without an action after the last batch: their open trajectories end where that did."""
-        put(self.obs + self.states, columns, self.env.restart(columns) + self._initial_states)
-        self._trajectories.lose(columns + self.columns.start)
-        self.is_init[columns] = True
 
     def _become_uneven(self) -> None:
         self._is_dense = False

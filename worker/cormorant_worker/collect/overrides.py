@@ -38,11 +38,6 @@ class WorkerOverrides:
     shares_policy: bool = False
     """The policy is the learner's own, in the learner's process: it is called as it is, not compiled."""
 
-    def make_policy(self, observation: Any, action: Any) -> Any:
-        if self.policy_factory is None:
-            return self.policy
-        return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()
-
     def to_bytes(self) -> bytes:
         try:
             data: bytes = cloudpickle.dumps(self)

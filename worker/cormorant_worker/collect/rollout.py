@@ -22,9 +22,9 @@ import torch
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
-from cormorant_worker.collect.row_graphs import Act, CudaRecorder, RowGraphs
+from cormorant_worker.collect.row_graphs import Act, RowGraphs, cuda_recorder
 from cormorant_worker.collect.timing import Timing
-from cormorant_worker.envs.protocol import VectorEnv, WholeStep
+from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor, PolicyActor, samples
 from cormorant_worker.policy.jax_policy import JaxPolicy
@@ -90,22 +90,21 @@ class ScanRollout(Rollout):
         else:
             env.scan(obs, tuple(np.zeros((1, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves))
 
-    def _scan(self, obs: Arrays, num_steps: int) -> tuple[Arrays, WholeStep]:
-        """Actions and outputs [K, N, ...] per leaf, and the steps."""
-        if self._policy is not None and isinstance(self._actor, PolicyActor):
-            keys = self._policy.draw_keys(num_steps)
-            chosen, steps = self._env.scan_policy(obs, self._policy, keys, num_steps)
-            return self._actor.stacked(chosen), steps
-        assert isinstance(self._actor, RandomActor)
-        actions = self._actor.act_steps(self._env.num_envs, num_steps)
-        return actions, self._env.scan(obs, actions)
-
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        found, t = list[Ends](), 0
+        env, found, t = self._env, list[Ends](), 0
         while t < num_rows:
-            rows = slice(t, min(t + self._env.scan_length, num_rows))
+            rows = slice(t, min(t + env.scan_length, num_rows))
+            num_steps, obs = rows.stop - t, tuple(a[t] for a in block.observation)
             laps, began = timing.next_laps(), monotonic_ns()
-            chosen, steps = self._scan(tuple(a[t] for a in block.observation), rows.stop - t)
+            # Actions and outputs [K, N, ...] per leaf.
+            if self._policy is not None and isinstance(self._actor, PolicyActor):
+                keys = self._policy.draw_keys(num_steps)
+                chosen, steps = env.scan_policy(obs, self._policy, keys, num_steps)
+                chosen = self._actor.stacked(chosen)
+            else:
+                assert isinstance(self._actor, RandomActor)
+                chosen = self._actor.act_steps(env.num_envs, num_steps)
+                steps = env.scan(obs, chosen)
             if laps is not None:
                 laps.env_ns = monotonic_ns() - began
             put(block.observation, slice(t + 1, rows.stop + 1), tuple(steps.obs))
@@ -115,9 +114,9 @@ class ScanRollout(Rollout):
             at, columns = np.nonzero(steps.terminated | steps.truncated)
             found.append(Ends(at + t, columns, tuple(leaf[at, columns] for leaf in steps.seen)))
             if laps is not None:
-                timing.measured(laps, steps=rows.stop - t)
+                timing.measured(laps, steps=num_steps)
             t = rows.stop
-            if not proceed((t - rows.start) * self._env.num_envs):
+            if not proceed(num_steps * env.num_envs):
                 break
         parts = zip(*((ends.rows, ends.columns, *ends.final) for ends in found), strict=True)
         ended, columns, *final = map(np.concatenate, parts)
@@ -138,7 +137,7 @@ class DeviceRollout(Rollout):
         self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
         self._rows: DeviceRows | None = None
         self.record: Callable[[Act], Act] | None = (
-            CudaRecorder(actor) if actor.is_recorded and not self._is_block else None
+            cuda_recorder(actor) if actor.is_recorded and not self._is_block else None
         )
         """Records what is done in a row; None: nothing is recorded."""
 

@@ -25,26 +25,22 @@ log = structlog.get_logger()
 Act = Callable[[], None]
 
 
-class CudaRecorder:
+def cuda_recorder(actor: PolicyActor) -> Callable[[Act], Act]:
     """Records on the policy's device. Each replay draws new numbers, from the policy's generators and torch's own."""
+    pool = torch.cuda.graph_pool_handle()
+    of_policy = (value for value in _attributes(actor) if isinstance(value, torch.Generator))
+    generators = [generator for generator in of_policy if generator.device.type == "cuda"]
 
-    def __init__(self, actor: PolicyActor) -> None:
-        self._device, self._pool = actor.device, torch.cuda.graph_pool_handle()
-        self._generators = [
-            value for value in _attributes(actor) if isinstance(value, torch.Generator) and value.device.type == "cuda"
-        ]
-
-    def __call__(self, act: Act) -> Act:
+    def record(act: Act) -> Act:
         graph = torch.cuda.CUDAGraph()
-        for generator in self._generators:
+        for generator in generators:
             graph.register_generator_state(generator)
         # Other threads of the process may synchronize meanwhile.
-        with (
-            torch.cuda.device(self._device),
-            torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"),
-        ):
+        with torch.cuda.device(actor.device), torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             act()
         return graph.replay
+
+    return record
 
 
 class RowGraphs:

@@ -1,4 +1,4 @@
-"""The open trajectory of each environment and its return so far. Owned by one collector.
+"""The open trajectory of each environment, its return so far, and the moments of batches. Owned by one collector.
 
 A trajectory id is unique in the job, including later heads:
 
@@ -16,7 +16,9 @@ import numpy as np
 from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.block import Block, Carry
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.errors import CormorantError, ManifestError
+from cormorant_worker.errors import CormorantError, EnvError, ManifestError
+from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
+from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Array, Leaf
 
 _GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
@@ -93,7 +95,18 @@ class EpisodeMetrics:
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
         """Begin. Raises ManifestError where a metric reads a key that is missing, or is not a single number."""
         self._metrics = tuple(metrics)
-        self._leaves = [_find(metric, info) for metric in metrics]
+        self._leaves: list[int] = []
+        for metric in metrics:
+            leaf = next((i for i, leaf in enumerate(info) if leaf.key[-1] == metric.key), None)
+            reads = f"spec.collection.episodeMetrics: {metric.name} reads {metric.key}"
+            if leaf is None:
+                raise ManifestError(f"{reads}, which env.info does not declare")
+            if info[leaf].shape:
+                raise ManifestError(
+                    f"{reads}, whose values have the shape {list(info[leaf].shape)}; a metric is made of single "
+                    "numbers: use another key, or a wrapper"
+                )
+            self._leaves.append(leaf)
         self._open = [Carry(num_envs, start=-np.inf if each.reduce == "max" else 0.0) for each in self._metrics]
 
     def of(self, block: Block, rows: Array, columns: Array, *, lengths: Array) -> dict[str, list[float]]:
@@ -141,20 +154,6 @@ def _finished(metric: EpisodeMetric, gathered: Array, lengths: Array) -> Array:
             return np.sign(gathered)
         case _:
             return gathered
-
-
-def _find(metric: EpisodeMetric, info: Sequence[Leaf]) -> int:
-    for i, leaf in enumerate(info):
-        if leaf.key[-1] == metric.key:
-            if leaf.shape:
-                raise ManifestError(
-                    f"spec.collection.episodeMetrics: {metric.name} reads {metric.key}, whose values have the shape "
-                    f"{list(leaf.shape)}; a metric is made of single numbers: use another key, or a wrapper"
-                )
-            return i
-    raise ManifestError(
-        f"spec.collection.episodeMetrics: {metric.name} reads {metric.key}, which env.info does not declare"
-    )
 
 
 class Trajectories:
@@ -238,3 +237,60 @@ class Trajectories:
         self._tally.frames.go_on(self.ids, self.lengths)
         self._tally.returns.go_on(self.ids, state["returns"])
         self.metrics.restore(state, self.ids)
+
+
+class BatchMoments:
+    """Moments of one collector's batches for the statistics of its job, each given once and in order, over exactly its
+    frames. Observations: the policy's inputs, [T, B], without final observations. Rewards: the discounted return of
+    each frame, g_t = r_t + gamma * g_t-1, which continues over batches and begins again with each trajectory.
+    """
+
+    def __init__(self, normalizer: Normalizer, num_envs: int) -> None:
+        self._names, self._settings = normalizer.names, normalizer.settings
+        self.initial = normalizer.statistics
+        """Statistics that the initial weights act with."""
+        self.open_returns = Carry(num_envs)
+        """Discounted returns."""
+
+    def of(self, block: Block) -> Statistics:
+        """Moments of a complete batch. Raises EnvError where a value is not finite."""
+        rows, kept = block.num_rows, block.mask
+        found: dict[str, RunningMoments] = {}
+        if self._settings.observation is not None:
+            for name, stored in zip(self._names, block.observation, strict=True):
+                if name:
+                    found[name] = self._moments(name, stored[:rows], kept, block, self._settings.observation.clip)
+        if (reward := self._settings.reward) is not None:
+            returns = self._returns(block, reward.gamma)
+            found[REWARD] = self._moments(REWARD, returns, kept, block, reward.clip)
+        return Statistics(found)
+
+    def _returns(self, block: Block, gamma: float) -> Array:
+        """[T, B] float64, by a scan in log2(T) passes; garbage past a column's length."""
+        rows, runs = block.num_rows, block.runs
+        returns = block.reward[:rows].astype(np.float64)
+        decay = np.where(runs.begins, 0.0, gamma)
+        returns[0] += gamma * self.open_returns.of(runs.ids[0])
+        span = 1
+        while span < rows:
+            # Row t holds its return over the last `span` rows, and what an earlier one is still worth there.
+            returns[span:] += decay[span:] * returns[:-span]
+            decay[span:] = decay[span:] * decay[:-span]
+            span *= 2
+        self.open_returns.keep(runs, returns[runs.last_rows, runs.filled])
+        return returns
+
+    @staticmethod
+    def _moments(name: str, values: Array, kept: Array | None, block: Block, clip: float) -> RunningMoments:
+        frames = values.reshape(-1, *values.shape[2:]) if kept is None else values[kept]
+        found = RunningMoments.of(frames, clip=clip)
+        if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
+            inside = np.ones(values.shape[:2], dtype=np.bool_) if kept is None else kept
+            bad = ~np.isfinite(values.reshape(*values.shape[:2], -1)).all(axis=2) & inside
+            row, column = (int(i[0]) for i in np.nonzero(bad)) if bad.any() else (0, 0)
+            raise EnvError(
+                f"environment {column} returned {name} {values[row, column].ravel()[:8].tolist()} at step {row} of a "
+                "batch; statistics cannot hold it: correct the environment, or name the other leaves in "
+                "spec.collection.normalize.observation.keys"
+            )
+        return found

@@ -1,5 +1,8 @@
 """Both ends of a worker's connection to an inference server: shared memory on one machine, TCP between nodes.
 
+Each server process listens at its own address and reports it to the fleet, which tells the workers. A worker whose
+server is gone tries the other known servers until it is assigned another one.
+
     server -> worker   nonce         } between nodes: the worker proves that it knows the server's key
     worker -> server   nonce, proof  }
     worker -> server   Greeting      } pickled; between nodes with an authentication code by the key and both nonces,
@@ -16,15 +19,16 @@ import select
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 
-from cormorant_worker.inference.address import ServerAddress
-from cormorant_worker.inference.handshake import Greeting, Welcome
-from cormorant_worker.inference.mailbox import HEADER, Header, MailboxSlot
+from cormorant_worker.inference.address import ServerAddress, this_machine
+from cormorant_worker.inference.mailbox import HEADER, Header, MailboxLayout, MailboxSlot
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, Arrays, Space
+from cormorant_worker.weights.staged import WeightSpecs
 from cormorant_worker.wire.arrays import ArrayCursor
 from cormorant_worker.wire.messages import MOST_VIEWS, MessageSocket, advance
 
@@ -37,6 +41,70 @@ _LARGE, _MOST_AT_ONCE = 1 << 16, 1 << 20
 """Sizes in bytes: of a frame's rest from which the kernel waits for more, and of one such wait."""
 _DEAD_AFTER_S = 20
 """A node that acknowledges nothing for so long is taken to be lost: the connection ends, and rows are asked again."""
+_QUEUE = 1024
+"""Workers that wait to be accepted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Greeting:
+    """Worker -> server: the format of its rows."""
+
+    name: str
+    observation_space: Space
+    action_space: Space
+    rows: int
+    """Maximum number of rows per request."""
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Server -> worker: the format of the policy's results. Comes with the mailbox's descriptor, or a refusal."""
+
+    layout: MailboxLayout | None = None
+    initial_states: Arrays = ()
+    specs: WeightSpecs | None = None
+    refusal: str = ""
+    """Why this worker's rows do not fit; empty: they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """The listening sockets of one server."""
+
+    address: ServerAddress
+    """Address of both sockets, with the key that workers of other nodes need."""
+    local: socket.socket
+    """For workers of this machine."""
+    nodes: socket.socket | None = None
+    """For workers of other nodes; None: there are none."""
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return (self.local,) if self.nodes is None else (self.local, self.nodes)
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+
+def listen(host: str = "") -> Listeners:
+    """Listening sockets that no crash can leak. `host`: this node's address; empty: only workers of this machine."""
+    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    local.bind("")  # the kernel chooses a free abstract address, which is no file
+    local.listen(_QUEUE)
+    if not host:
+        return Listeners(ServerAddress(local=local.getsockname()), local)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    nodes = socket.create_server((host, 0), backlog=_QUEUE, family=family)
+    address = ServerAddress(
+        host=host,
+        port=nodes.getsockname()[1],
+        key=secrets.token_bytes(32),
+        machine=this_machine(),
+        local=local.getsockname(),
+    )
+    return Listeners(address, local, nodes)
 
 
 class ServerConnection:

@@ -13,8 +13,7 @@ import torch
 
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
-from cormorant_worker.inference.connections import ServerConnection
-from cormorant_worker.inference.handshake import Greeting, Welcome
+from cormorant_worker.inference.connections import Greeting, ServerConnection, Welcome
 from cormorant_worker.inference.mailbox import Header
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.spaces import Array, Arrays, Leaf
@@ -114,8 +113,24 @@ class RemoteActor:
         return asked
 
     def answer(self, asked: Asked) -> tuple[Acted, PolicyVersion]:
-        """See `Asked.answer`."""
-        version = self._await(asked)
+        """See `Asked.answer`. A server that dies or is replaced is not waited for; the fleet ends those that hang."""
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        while asked.version is None:
+            assert self._connection is not None
+            try:
+                header = self._connection.receive()
+                found = None if header is None else self._asked.get(header.slot)
+                if header is not None and found is not None and found.number == header.number:
+                    found.version = PolicyVersion(header.version)
+            except TimeoutError:
+                self._wait()
+                if time.monotonic() > deadline:
+                    raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
+                if self._address != self._servers.current:
+                    self._meet()
+            except OSError:
+                self._meet()
+        version = asked.version
         self._end_wait()
         del self._asked[asked.slot]
         self._free.append(asked.slot)
@@ -143,28 +158,7 @@ class RemoteActor:
         header = Header(number=asked.number, version=self.weights.needed, slot=asked.slot, n=asked.n)
         self._connection.hand_in(header, asked.arrays)
 
-    def _await(self, asked: Asked) -> PolicyVersion:
-        """Wait for an answer. A server that dies or is replaced is not waited for; the fleet ends those that hang."""
-        deadline = time.monotonic() + _LONGEST_WAIT_S
-        while asked.version is None:
-            assert self._connection is not None
-            try:
-                header = self._connection.receive()
-                found = None if header is None else self._asked.get(header.slot)
-                if header is not None and found is not None and found.number == header.number:
-                    found.version = PolicyVersion(header.version)
-            except TimeoutError:
-                self._wait()
-                if time.monotonic() > deadline:
-                    raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
-                if self._address != self._servers.current:
-                    self._meet()
-            except OSError:
-                self._meet()
-        return asked.version
-
     def _wait(self) -> None:
-        """The wait goes on."""
         if not self._is_long:
             self._is_long = True
             self.on_waiting(True)

@@ -9,8 +9,10 @@ enough. Weights change between two calls.
 # N rows of a batch
 """
 
+import os
 import selectors
 import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,8 +23,7 @@ import numpy as np
 import structlog
 
 from cormorant_worker.inference.address import Served
-from cormorant_worker.inference.connections import ConnectedWorker
-from cormorant_worker.inference.handshake import Greeting, Listeners, Welcome, is_of_this_user
+from cormorant_worker.inference.connections import ConnectedWorker, Greeting, Listeners, Welcome
 from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlot
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.shared_memory import SharedMemory
@@ -137,7 +138,9 @@ class InferenceServer:
         is_local = listener is self._listeners.local
         with suppress(OSError):  # it has gone again
             peer, _ = listener.accept()
-            if is_local and not is_of_this_user(peer):
+            # Process, user and group of the other end: abstract addresses have no permissions.
+            owner = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12) if is_local else b""
+            if owner and struct.unpack("=iII", owner)[1] != os.getuid():
                 log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
                 peer.close()
                 return

@@ -19,7 +19,7 @@ from cormorant_worker.collect.seeding import TorchStream, seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import PolicyLoadError
 from cormorant_worker.inference.address import Served
-from cormorant_worker.inference.handshake import Listeners
+from cormorant_worker.inference.connections import Listeners
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space

@@ -16,7 +16,7 @@ import torch
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.fork_server import run
-from cormorant_worker.inference.handshake import listen
+from cormorant_worker.inference.connections import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
 from cormorant_worker.worker.heartbeat import Heartbeat
