@@ -215,7 +215,12 @@ class Fleet(Protocol):
         Raises:
             StateError: the file cannot be written.
         """
-        write_state(path, self.state())
+        state = self.state()
+        try:
+            write_durably(Path(path), state)
+        except (OSError, ValueError, TypeError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise StateError(f"cannot write the state to {path}: {reason}") from error
 
     def restore(self, state: State) -> None:
         """Continue from a result of `state` or a file of `save`, of the same job with the same number of workers.
@@ -244,18 +249,6 @@ class Fleet(Protocol):
         self.close()
 
 
-def write_state(path: str | os.PathLike[str], state: bytes | memoryview) -> None:
-    """Write a state atomically: on failure, the file stays as it is.
-
-    Raises:
-        StateError: the file cannot be written.
-    """
-    try:
-        write_durably(Path(path), state)
-    except (OSError, ValueError, TypeError) as error:
-        raise StateError(f"cannot write the state to {path}: {_reason(error)}") from error
-
-
 def read_state(state: State) -> bytes | memoryview:
     """The bytes of a state.
 
@@ -269,8 +262,5 @@ def read_state(state: State) -> bytes | memoryview:
     try:
         return Path(state).read_bytes()
     except (OSError, ValueError) as error:
-        raise StateError(f"cannot read the state in {state}: {_reason(error)}") from error
-
-
-def _reason(error: OSError | ValueError | TypeError) -> str:
-    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+        reason = getattr(error, "strerror", None) or error
+        raise StateError(f"cannot read the state in {state}: {reason}") from error

@@ -105,15 +105,12 @@ def _sentence(
     if kind in ("too_long", "too_short"):
         limit = f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
         return f"has {context['actual_length']} items; write {limit}"
-    return _wrong_type(kind, value) or f"{brief(value)}: {msg}"
-
-
-def _wrong_type(kind: str, value: object) -> str:
     if kind == "int_from_float" or (kind == "int_type" and isinstance(value, float)):
         return f"{brief(value)} is not an integer; write a whole number"
     wanted = _WANTED.get(kind.removesuffix("_type").removesuffix("_parsing"))
     if wanted is None:
-        return f"{brief(value)} is not {_WANTED['time']}; quote it" if "datetime" in kind or "timezone" in kind else ""
+        is_time = "datetime" in kind or "timezone" in kind
+        return f"{brief(value)} is not {_WANTED['time']}; quote it" if is_time else f"{brief(value)}: {msg}"
     sentence = f"{brief(value)} is {kind_of(value)}, not {wanted}"
     if wanted == "a string" and not isinstance(value, (list, dict)):
         return f"{sentence}; quote it"

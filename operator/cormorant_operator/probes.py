@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
-from cormorant_contract.metrics import Metric
 from cormorant_contract.metrics import operator as declared
+from cormorant_contract.metrics.metric import Metric
 from cormorant_operator.controller import Controller
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HEAD_STATES

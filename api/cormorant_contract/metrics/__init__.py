@@ -9,17 +9,6 @@ from cormorant_contract.metrics.metric import Exporter, Metric
 from cormorant_contract.metrics.operator import OPERATOR_METRICS
 from cormorant_contract.metrics.worker import WORKER_METRICS
 
-__all__ = [
-    "ALL_METRICS",
-    "BUDGET",
-    "BUDGET_PER_GROUP",
-    "BUDGET_PER_JOB_OF_OPERATOR",
-    "METRICS",
-    "SCRAPE_LABELS",
-    "Exporter",
-    "Metric",
-]
-
 METRICS: Mapping[Exporter, tuple[Metric, ...]] = {
     "head": HEAD_METRICS,
     "worker": WORKER_METRICS,

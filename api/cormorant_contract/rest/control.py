@@ -7,14 +7,11 @@ from pydantic import AfterValidator, Field, model_validator
 
 from cormorant_contract.rest.base import Answer, Count, Name, Number, RequestBody, Time
 
-LONGEST_TTL_S = 24 * 3600
 LONGEST_WAIT_S = 300.0
 """Longest wait that a client may request."""
 
 PauseState = Literal["running", "draining", "paused"]
 """draining: pause requested, some workers still step."""
-TtlSeconds = Annotated[float, Number, Field(gt=0, le=LONGEST_TTL_S)]
-WaitSeconds = Annotated[float, Number, Field(ge=0, le=int(LONGEST_WAIT_S))]
 
 
 def _printable(text: str) -> str:
@@ -32,9 +29,9 @@ class PauseRequest(RequestBody):
     reason: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = ""
     mode: Literal["now"] = "now"
     """now: stop at the next vector step. Open batches are kept and continue after the resume."""
-    ttl_seconds: TtlSeconds = 300
+    ttl_seconds: Annotated[float, Number, Field(gt=0, le=24 * 3600)] = 300
     """Seconds after which the lease expires, so that an owner that died does not block the job."""
-    wait_seconds: WaitSeconds = 30
+    wait_seconds: Annotated[float, Number, Field(ge=0, le=int(LONGEST_WAIT_S))] = 30
     """Seconds to wait for every worker to stop before the response is sent."""
 
 

@@ -11,9 +11,9 @@ from cormorant_contract.metrics import (
     BUDGET_PER_JOB_OF_OPERATOR,
     METRICS,
     SCRAPE_LABELS,
-    Metric,
 )
 from cormorant_contract.metrics.labels import GROUP, JOB_NAMESPACE
+from cormorant_contract.metrics.metric import Metric
 
 NAMES = [metric.name for metric in ALL_METRICS]
 

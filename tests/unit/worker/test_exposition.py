@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as strictly_read
 from prometheus_client.parser import text_string_to_metric_families
 
-from cormorant_contract.metrics import Metric
 from cormorant_contract.metrics import head as declared
+from cormorant_contract.metrics.metric import Metric
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)
