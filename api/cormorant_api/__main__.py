@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadFault, exit_code_of
-from cormorant_api.http.early import listen_early
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import HeadSettings, listen_early
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.logs import LogContext, configure_logs
@@ -42,12 +41,10 @@ class Signals:
     """
 
     def __init__(self) -> None:
+        """Install both handlers. Main thread only."""
         self.number = 0
         self.is_idle = True
         """Nothing needs to be closed yet."""
-
-    def install(self) -> None:
-        """Install both handlers. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
@@ -67,7 +64,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     configure_logs(context)
     log = structlog.get_logger()
     signals = Signals()
-    signals.install()
     names = {field.name for field in fields(HeadSettings)} - {"host"}
     host = listen_host(given.host, pod_ip=os.environ.get("POD_IP", ""))
     settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})

@@ -52,18 +52,13 @@ def exit_code_of(error: Exception) -> int:
     # A token file is a Secret that the operator restores.
     if isinstance(error, (DeviceUnavailable, StoreError, TokenError)) or kind == "DeviceUnavailable":
         return EXIT_BLOCKED
-    if _is_of_the_volume(error):
+    # The file system caused the error (full, stale, read-only, no permission), rather than a wrong path.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    if cause is not None and not isinstance(cause, _NOT_OF_THE_VOLUME):
         return EXIT_BLOCKED
     if isinstance(error, EnvCrashed):
         return EXIT_FAILED
     is_input = isinstance(error, (HeadFault, ManifestError, EnvError)) or kind in _WRONG_INPUT
     return EXIT_REFUSED if is_input else EXIT_FAILED
-
-
-def _is_of_the_volume(error: BaseException | None) -> bool:
-    """Whether the file system caused the error (full, stale, read-only, no permission), rather than a wrong path."""
-    while error is not None:
-        if isinstance(error, OSError):
-            return not isinstance(error, _NOT_OF_THE_VOLUME)
-        error = error.__cause__
-    return False

@@ -27,8 +27,7 @@ from cormorant_api.control.event_ring import EventRing
 from cormorant_api.control.group_sizes import GroupSizes
 from cormorant_api.control.journal import Journal
 from cormorant_api.control.leases import PauseKeeper
-from cormorant_api.control.metrics import HeadMetrics
-from cormorant_api.control.rates import RateWindow
+from cormorant_api.control.metrics import HeadMetrics, RateWindow
 from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.http.uploads import UploadRoom
@@ -176,28 +175,22 @@ class Head:
         self.rates.sample(stats)
         if not running.publisher.inherit():
             running.publisher.restore()
-        self._miss_weights(running)
+        wanted = running.publisher.published_version = self.settings.published_version
+        self._found_version = running.publisher.version
+        if wanted > self._found_version and fleet.specs:
+            # For a limited time, do not start with older weights than earlier heads had.
+            within_s = self.settings.weights_within_s
+            why = f"version {wanted} of the weights is not here"
+            running.pauses.grant(_WEIGHTS_OWNER, reason=why, ttl_s=within_s)
+            self._tell_missing(
+                f"version {wanted} of the weights was lost with the earlier head; waiting for at most "
+                f"{within_s:.0f} s for a worker that kept it or a learner that publishes"
+            )
         self._running = running
         if self.has_queue:
             running.feeder.start()
         running.pauses.start()
         self._housekeeper.start()
-
-    def _miss_weights(self, running: Running) -> None:
-        """For a limited time, pause a fleet that would start with older weights than earlier heads had."""
-        wanted = running.publisher.published_version = self.settings.published_version
-        self._found_version = running.publisher.version
-        if wanted <= self._found_version or not running.fleet.specs:
-            return
-        running.pauses.grant(
-            _WEIGHTS_OWNER,
-            reason=f"version {wanted} of the weights is not here",
-            ttl_s=self.settings.weights_within_s,
-        )
-        self._tell_missing(
-            f"version {wanted} of the weights was lost with the earlier head; waiting for at most "
-            f"{self.settings.weights_within_s:.0f} s for a worker that kept it or a learner that publishes"
-        )
 
     def _find_weights(self, running: Running) -> None:
         """End the pause once newer weights arrive; report an expired pause without them."""
@@ -239,7 +232,12 @@ class Head:
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
         self._add_end_event()
-        self._tell_last()
+        if self._running is not None and not self.is_closing:
+            with suppress(CormorantError):  # the fleet is gone: the last numbers stay
+                stats = self._running.fleet.stats()
+                self.rates.sample(stats)
+                for watch in self.watchers:
+                    watch(stats)
         self.is_closing = True  # event streams send their remaining events and end
         if self._running is not None:
             self._running.pauses.close()
@@ -402,16 +400,6 @@ class Head:
             self.end_state, self.failure = "Failed", str(error)
         frames = self._running.fleet.stats(workers=False).frames if self._running is not None else 0
         self.events.add("ended", state=self.end_state, frames=frames, reason=self.failure)
-
-    def _tell_last(self) -> None:
-        """Send the final numbers to the watchers."""
-        if self._running is None or self.is_closing:
-            return
-        with suppress(CormorantError):  # the fleet is gone: the last numbers stay
-            stats = self._running.fleet.stats()
-            self.rates.sample(stats)
-            for watch in self.watchers:
-                watch(stats)
 
     def sample(self, stats: FleetStats) -> None:
         exported = self.journal.note_exported(stats.frames)

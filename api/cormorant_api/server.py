@@ -53,7 +53,11 @@ class HeadServer:
         if settings.tls_cert is not None and settings.tls_key is not None:
             check_tls(settings.tls_cert, settings.tls_key)
         self.job, self.settings = job, settings
-        self.token_file = _token_path(job, settings)
+        self.token_file: Path | None = None
+        if settings.has_tokens:
+            home = Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"
+            here = home if settings.directory is None else settings.directory / _TOKEN_FILE
+            self.token_file = settings.token_file or here
         self._lock = _lock(settings.directory)
         try:
             self.head = Head(job, settings, HeadTokens(self.token_file))
@@ -118,7 +122,9 @@ class HeadServer:
         return fleet
 
     def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
-        """Serve until the job is complete or `should_stop`; then drain. Raises the fleet's error if it failed."""
+        """Serve until the job is complete or `should_stop`. Then drain: give consumers, if there are any, up to
+        `drain_s` to take and acknowledge the last batches. Raises the fleet's error if it failed.
+        """
         assert self.fleet is not None
         while not should_stop():
             if self.head.is_complete:
@@ -134,7 +140,17 @@ class HeadServer:
                 look(self.fleet.stats())
             time.sleep(_LOOK_S)
         log.info("drain_began", who="signal", seconds=self.settings.drain_s)
-        self._drain()
+        now = time.monotonic()
+        deadline = now + self.settings.drain_s
+        self.head.drain()
+        running = self.head.running
+        # A consumer holds and awaits nothing between an acknowledgement and its next request: allow a gap.
+        seen_at = now if running.ledger.consumers() else -math.inf
+        while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
+            time.sleep(_LOOK_S)
+            now = time.monotonic()
+            if running.feeder.num_waiting or running.ledger.counts().lent:
+                seen_at = now
         return "interrupted"
 
     def close(self) -> None:
@@ -175,20 +191,6 @@ class HeadServer:
             reason = f"the disk of {self.settings.directory} did not answer within {_UNLOCK_S:.0f} s"
             log.warning("lock_not_released", reason=f"{reason}; the lock ends with this process")
 
-    def _drain(self) -> None:
-        """Give consumers up to `drain_s` to take and acknowledge the last batches; return at once without consumers."""
-        now = time.monotonic()
-        deadline = now + self.settings.drain_s
-        self.head.drain()
-        running = self.head.running
-        # A consumer holds and awaits nothing between an acknowledgement and its next request: allow a gap.
-        seen_at = now if running.ledger.consumers() else -math.inf
-        while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
-            time.sleep(_LOOK_S)
-            now = time.monotonic()
-            if running.feeder.num_waiting or running.ledger.counts().lent:
-                seen_at = now
-
 
 def _lock(directory: Path | None) -> FolderLock | None:
     """Lock the directory: two heads would mix their frame counts and weights versions."""
@@ -205,13 +207,3 @@ def _lock(directory: Path | None) -> FolderLock | None:
             f"cannot write to {directory}: {error.strerror or error}; mount it writable for this user, free space on "
             "it, or use another --directory"
         ) from error
-
-
-def _token_path(job: CollectorJob, settings: HeadSettings) -> Path | None:
-    if not settings.has_tokens:
-        return None
-    if settings.token_file is not None:
-        return settings.token_file
-    if settings.directory is not None:
-        return settings.directory / _TOKEN_FILE
-    return Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"

@@ -1,8 +1,8 @@
 """Builds the responses of `GET /v1/status` and `/v1/workers`. Pure functions."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from statistics import fmean
 
 from cormorant_api.head import Head
 from cormorant_api.weights.updates import update_id
@@ -53,8 +53,8 @@ def describe(head: Head, stats: FleetStats) -> Status:
         ),
         episodes=EpisodeReport(
             count=stats.episodes,
-            mean_return=_mean(stats.recent_returns),
-            mean_length=_mean(stats.recent_lengths),
+            mean_return=fmean(stats.recent_returns) if stats.recent_returns else None,
+            mean_length=fmean(stats.recent_lengths) if stats.recent_lengths else None,
             metrics=stats.metric_means,
             tasks=tasks_of(stats),
         ),
@@ -217,7 +217,3 @@ def wait_for_learner(head: Head, stats: FleetStats) -> str:
 
 def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> Condition:
     return Condition(type=kind, status="True" if is_true else "False", reason=yes if is_true else no, message=message)
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None

@@ -75,22 +75,20 @@ class BatchFeeder:
                     return
             if late := self._ledger.expire():
                 log.warning("batches_not_acknowledged", batches=late, seconds=self._ledger.ack_within_s)
-            if self._wants_more():
-                self._borrow()
-
-    def _borrow(self) -> None:
-        try:
-            loan = self._fleet.borrow(timeout_s=_TICK_S)
-        except ControlTimeout:
-            return
-        except CormorantError as error:
-            if not self._is_closed:
-                log.warning("batches_ended", reason=str(error))
-            self.error, self._is_over = error, True
-            self._ledger.notifier.notify()
-            return
-        if loan is None:
-            self._is_over = True
-            self._ledger.exhaust()
-        else:
-            self._ledger.add(loan)
+            if not self._wants_more():
+                continue
+            try:
+                loan = self._fleet.borrow(timeout_s=_TICK_S)
+            except ControlTimeout:
+                continue
+            except CormorantError as error:
+                if not self._is_closed:
+                    log.warning("batches_ended", reason=str(error))
+                self.error, self._is_over = error, True
+                self._ledger.notifier.notify()
+                continue
+            if loan is None:
+                self._is_over = True
+                self._ledger.exhaust()
+            else:
+                self._ledger.add(loan)

@@ -143,25 +143,18 @@ class PauseKeeper:
             self._nudge.clear()  # clear before reading: a later change ends the wait below
             if self._is_closed:
                 return
-            self._expire()
-            is_settled = self.is_settled or self._settle()
-            self._nudge.wait(self._next_deadline_s if is_settled else _RETRY_S)
-
-    def _expire(self) -> None:
-        now = self._clock()
-        with self._lock:
-            over = [lease for lease in self._leases.values() if lease.deadline <= now]
+            now = self._clock()
+            with self._lock:
+                over = [lease for lease in self._leases.values() if lease.deadline <= now]
+                for lease in over:
+                    del self._leases[lease.id]
+                next_deadline = min((lease.deadline for lease in self._leases.values()), default=None)
             for lease in over:
-                del self._leases[lease.id]
-        for lease in over:
-            log.info("pause_expired", lease=lease.id, owner=lease.owner)
-
-    @property
-    def _next_deadline_s(self) -> float | None:
-        """Seconds until the next lease expires; None if there is none."""
-        with self._lock:
-            deadlines = [lease.deadline for lease in self._leases.values()]
-        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+                log.info("pause_expired", lease=lease.id, owner=lease.owner)
+            if not (self.is_settled or self._settle()):
+                self._nudge.wait(_RETRY_S)
+            else:  # leases that are granted or ended meanwhile set the event
+                self._nudge.wait(None if next_deadline is None else max(0.0, next_deadline - self._clock()))
 
     def _settle(self) -> bool:
         wanted = self.wants_pause

@@ -11,9 +11,8 @@ import structlog
 import uvicorn
 
 from cormorant_api.errors import HeadFault
-from cormorant_api.http.early import bound
 from cormorant_api.http.protocol import BoundedProtocol
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import HeadSettings, bound
 
 log = structlog.get_logger()
 

@@ -107,7 +107,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
                 detail = f"no such path: {path}; /docs lists all paths"
             elif status == HTTPStatus.METHOD_NOT_ALLOWED:
                 # Starlette names the methods of the first route at a path; we have one route per method.
-                allowed = [method for method in _METHODS if _takes(request, method)]
+                scopes = [{**request.scope, "method": method} for method in _METHODS]
+                routes = request.app.routes
+                allowed = [s["method"] for s in scopes if any(r.matches(s)[0] is Match.FULL for r in routes)]
                 headers["Allow"] = ", ".join(allowed) or "GET, HEAD"  # no route matches below a mount of files
                 detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
             found = ApiError(_KIND_OF_STATUS.get(status, ProblemType.MALFORMED_REQUEST), detail, status=status)
@@ -116,11 +118,6 @@ async def _on_error(request: Request, error: Exception) -> Response:
             log.error("request_failed", method=request.method, path=path, error=f"{type(error).__name__}: {error}")
             found = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
     return answer(found, path, headers)
-
-
-def _takes(request: Request, method: str) -> bool:
-    scope = {**request.scope, "method": method}
-    return any(route.matches(scope)[0] is Match.FULL for route in request.app.routes)
 
 
 def _of_invalid_request(error: RequestValidationError) -> ApiError:

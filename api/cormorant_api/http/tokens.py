@@ -50,7 +50,15 @@ class HeadTokens:
         try:
             role = self._role_of(authorization)
         except ApiError:
-            self._reload()
+            if self._path is not None:
+                try:
+                    found = read_tokens(self._path)
+                except TokenError as error:
+                    log.warning("tokens_not_read", reason=str(error))
+                else:
+                    if found != self.by_role:
+                        log.info("tokens_read_again", token_file=str(self._path))
+                    self.by_role = found
             role = self._role_of(authorization)
         if role < needed:
             raise ApiError(
@@ -81,18 +89,6 @@ class HeadTokens:
         if not matching:
             raise ApiError(ProblemType.UNAUTHENTICATED, "invalid token for this job")
         return matching[0]
-
-    def _reload(self) -> None:
-        if self._path is None:
-            return
-        try:
-            found = read_tokens(self._path)
-        except TokenError as error:
-            log.warning("tokens_not_read", reason=str(error))
-            return
-        if found != self.by_role:
-            log.info("tokens_read_again", token_file=str(self._path))
-        self.by_role = found
 
 
 def read_tokens(path: Path) -> dict[Role, str]:

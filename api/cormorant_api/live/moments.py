@@ -38,10 +38,6 @@ _MOST_EVENTS = 100
 _MOST_UPDATES = 20
 _WORKERS_A_SECOND = 100
 _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
-
-
-_FINE = 900
-_COARSE = 1200
 _FEWEST_FOR_A_BAND = 5
 
 
@@ -50,7 +46,7 @@ class Past:
     thread-safe; `sample` has one caller.
     """
 
-    def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
+    def __init__(self, *, fine: int = 900, coarse: int = 1200) -> None:
         """`fine`: number of newest samples to keep. `coarse`: most samples of the whole run, even; beyond it, every
         second one is dropped.
         """
@@ -68,6 +64,11 @@ class Past:
             deciles = quantiles(returns, n=10, method="inclusive")
             low, high = deciles[0], deciles[-1]
         oldest = min((group.min_version for group in stats.groups.values()), default=stats.version)
+        spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
+        before, self._spent = self._spent or spent, spent
+        # The seconds of a replaced worker disappear from the sum.
+        grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
+        total = sum(grown.values())
         return Sample(
             at=round(at, 1),
             per_second=round(per_second, 1),
@@ -76,19 +77,8 @@ class Past:
             return_high=high,
             mean_length=fmean(lengths) if lengths else None,
             staleness=max(0, stats.version - max(0, oldest)),
-            time_shares=self._shares(stats),
+            time_shares={name: round(seconds / total, 4) for name, seconds in grown.items() if seconds},
         )
-
-    def _shares(self, stats: FleetStats) -> dict[str, float]:
-        """Share of each activity in the workers' time since the last sample; empty if no time passed."""
-        spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
-        before, self._spent = self._spent, spent
-        if before is None:
-            return {}
-        # The seconds of a replaced worker disappear from the sum.
-        grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
-        total = sum(grown.values())
-        return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
 
     def add(self, sample: Sample) -> None:
         self._fine.append(sample)

@@ -115,9 +115,7 @@ def png_of(frame: Array) -> bytes:
     rows = np.zeros((height, 1 + frame[0].size), np.uint8)  # each row begins with its filter type: 0, none
     rows[:, 1:] = frame.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, _GRAY if frame.ndim == 2 else _COLOR, 0, 0, 0)
-    parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))
-    return _SIGNATURE + b"".join(_chunk(kind, data) for kind, data in parts)
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    png = _SIGNATURE
+    for chunk in (b"IHDR" + header, b"IDAT" + zlib.compress(rows.tobytes(), 1), b"IEND"):
+        png += struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return png

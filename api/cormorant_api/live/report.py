@@ -5,7 +5,7 @@ report` builds one from a running head's answers.
 import base64
 import json
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -15,7 +15,7 @@ _POLICY = "default-src 'none'; script-src data: 'unsafe-inline'; style-src data:
 _PACKAGES = ("cormorant", "torch", "tensordict", "gymnasium", "envpool", "ray")
 
 
-def make_report(opening: str, *, state: str = "", reason: str = "", versions: Mapping[str, str] | None = None) -> str:
+def make_report(opening: str, *, state: str = "", reason: str = "", versions: dict[str, str] | None = None) -> str:
     """The report as HTML.
 
     Args:
@@ -23,17 +23,25 @@ def make_report(opening: str, *, state: str = "", reason: str = "", versions: Ma
         state: how the job ended: Completed, Stopped or Failed; empty while it runs.
         versions: package versions by name (default: of the packages installed here).
     """
+    if versions is None:
+        versions = {}
+        for name in _PACKAGES:
+            with suppress(PackageNotFoundError):
+                versions[name] = version(name)
     page = files("cormorant_api.live") / "page"
     # A module in a data URL cannot import others by path: an import map names them.
     texts = {path.name: re.sub(r' from "\./', ' from "page/', path.read_text("utf-8")) for path in page.iterdir()}
     html = texts.pop("index.html")
-    urls = {name: _data_url(name.rpartition(".")[2], text) for name, text in texts.items()}
+    urls = {
+        name: f"data:{_KINDS[name.rpartition('.')[2]]};base64,{base64.b64encode(text.encode()).decode()}"
+        for name, text in texts.items()
+    }
     imports = {"imports": {f"page/{name}": url for name, url in urls.items() if name.endswith(".js")}}
     data = {
         "opening": json.loads(opening),
         "state": state,
         "reason": reason,
-        "versions": installed_versions() if versions is None else versions,
+        "versions": versions,
         "made_at": datetime.now(UTC).isoformat(),
     }
     head = (
@@ -44,17 +52,3 @@ def make_report(opening: str, *, state: str = "", reason: str = "", versions: Ma
     )
     html = re.sub(r'"page/([a-z]+\.[a-z]+)"', lambda found: f'"{urls[found[1]]}"', html)
     return html.replace('<link rel="icon"', f'{head}<link rel="icon"', 1)
-
-
-def installed_versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def _data_url(suffix: str, text: str) -> str:
-    return f"data:{_KINDS[suffix]};base64,{base64.b64encode(text.encode()).decode()}"

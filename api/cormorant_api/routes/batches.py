@@ -1,14 +1,18 @@
-"""Batches for learners: shared by all consumers, delivered at least once, acknowledged."""
+"""Batches for learners: shared by all consumers, delivered at least once, acknowledged. A consumer on the head's
+machine may map a batch's shared memory instead of downloading it.
+"""
 
 import asyncio
-from collections.abc import Callable
+import fcntl
+import os
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
+import numpy as np
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cormorant_api.batches.ledger import Lent
-from cormorant_api.batches.memory_batch import describe_memory, memories_of, reading_of
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
@@ -27,9 +31,12 @@ from cormorant_contract.rest.base import (
     SETTLED,
     Name,
 )
+from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.fleet.batch_file import encode
+from cormorant_worker.shared_memory import SharedMemory
 
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}
@@ -127,9 +134,12 @@ async def next_batch(
             "Cache-Control": "no-store",
             **(lent.trace.headers if lent.trace is not None else {}),
         }
-        if MEMORY_JSON in request.headers.get("accept", "") and (memories := memories_of(lent.loan)):
-            described = describe_memory(lent, file, memories, ack_within_s=ledger.ack_within_s)
-            ledger.attach(lent.id, is_read=reading_of(memories))
+        memories = [part.memory for part in lent.loan.parts if part.memory is not None]
+        # Without one of them, another process of this machine could not map the batch.
+        if MEMORY_JSON in request.headers.get("accept", "") and len(memories) == len(lent.loan.parts):
+            described = _describe_memory(lent, file, memories, ack_within_s=ledger.ack_within_s)
+            # Consumers hold a shared lock on each part that they map.
+            ledger.attach(lent.id, is_read=lambda: any(_is_locked(memory.descriptor) for memory in memories))
             path, media_type = "memory", MEMORY_JSON
             buffers = [memoryview(described.model_dump_json().encode())]
     except BaseException:
@@ -231,3 +241,45 @@ def _unknown_batch(batch_id: str) -> ApiError:
         ProblemType.UNKNOWN_BATCH,
         f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
     )
+
+
+def _describe_memory(
+    lent: Lent, file: Sequence[memoryview], memories: Sequence[SharedMemory], *, ack_within_s: float
+) -> MemoryBatch:
+    """Locate every tensor of a batch's file in the memory of its part, whose number begins the tensor's name."""
+    parsed = parse_header(file[0], file_size=sum(map(len, file)))
+    bases = [_address(memory.buffer) for memory in memories]
+    tensors: list[dict[str, MemoryTensor]] = [{} for _ in memories]
+    for (name, entry), data in zip(parsed.tensors.items(), file[1:], strict=True):
+        part = int(name.partition("/")[0])
+        offset = _address(data) - bases[part]
+        tensors[part][name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
+    return MemoryBatch(
+        id=lent.id,
+        frames=lent.loan.num_frames,
+        min_version=lent.loan.min_version,
+        max_version=lent.loan.max_version,
+        delivery=lent.delivery,
+        ack_within_s=ack_within_s,
+        lent_at=lent.lent_at,
+        metadata=dict(parsed.metadata),
+        parts=tuple(
+            MemoryPart(path=f"/proc/{os.getpid()}/fd/{memory.descriptor}", size_bytes=memory.size_bytes, tensors=found)
+            for memory, found in zip(memories, tensors, strict=True)
+        ),
+    )
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except (OSError, ValueError):  # its memory was closed with the fleet
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data)

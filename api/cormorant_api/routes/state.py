@@ -79,7 +79,8 @@ async def put_state(request: Request, head: TheHead) -> Status:
         received = await receive(request, body, stall_timeout_s=head.settings.stall_timeout_s)
         state = body.toreadonly()
         # Parsing a large state takes seconds; the event loop must stay free.
-        saved = await head.bulk(_read, state)
+        await head.bulk(parse_body, state)  # 400 or 415 for what is not safetensors, before 422 for what is not a state
+        saved = await head.bulk(FleetState.from_bytes, state)
 
         def restore() -> None:
             running.fleet.restore(state)
@@ -130,9 +131,3 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
         return await asyncio.shield(head.at_boundary(call))
     finally:
         pauses.end(lease.id)
-
-
-def _read(state: memoryview) -> FleetState:
-    """A client's body as a state; 400 or 415 if it is not even safetensors, 422 if it is not a state."""
-    parse_body(state)
-    return FleetState.from_bytes(state)

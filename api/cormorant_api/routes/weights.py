@@ -16,7 +16,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import memory_response
 from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
-from cormorant_api.weights.publisher import ALL_MODELS, PublishRequest, matches
+from cormorant_api.weights.publisher import ALL_MODELS, matches
 from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import POLICY_VERSION, SAFETENSORS, VERSION_MAX
 from cormorant_contract.rest.control import LONGEST_WAIT_S
@@ -34,7 +34,6 @@ from cormorant_contract.rest.updates import (
 )
 from cormorant_contract.tensor_file import ITEM_BYTES, MAX_METADATA_BYTES, TORCH_NAMES
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.staged import TensorSpec, WeightSpecs
 
 _BODY: dict[str, Any] = {
     "requestBody": {
@@ -114,7 +113,9 @@ async def get_model(head: TheHead, model: str) -> Model:
     stats = await head.stats()
     by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)
     summary = _summary(head, model, len(specs))
-    tensors = tuple(TensorShape(name=n, dtype=_dtype_of(spec), shape=spec.shape) for n, spec in specs.items())
+    tensors = tuple(
+        TensorShape(name=n, dtype=_DTYPES.get(spec.dtype, spec.dtype), shape=spec.shape) for n, spec in specs.items()
+    )
     return Model(**summary.model_dump(), tensors=tensors, workers_by_version=dict(by_version))
 
 
@@ -214,19 +215,25 @@ async def _publish(
     specs = running.fleet.specs
     if not specs:
         raise ApiError(ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
-    size = size_of_body(request, limit_bytes=_limit_bytes(specs, most=head.settings.max_body_bytes))
+    tensors = [spec for tensors in specs.values() for spec in tensors.values()]
+    expected = sum(ITEM_BYTES.get(_DTYPES.get(spec.dtype, ""), 8) * math.prod(spec.shape) for spec in tensors)
+    # Twice the expected size, so that weights of another policy get a report of the differences.
+    limit_bytes = 2 * expected + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors)
+    size = size_of_body(request, limit_bytes=min(head.settings.max_body_bytes, limit_bytes))
     with head.uploads.of(size):
         blob = WeightsBlob(size)
         received = await receive(request, blob.buffer, stall_timeout_s=head.settings.stall_timeout_s)
         head.refuse_while_closing()
-        wanted = PublishRequest(
+        update, is_new = await head.bulk(
+            running.publisher.publish,
+            blob,
+            received,
             model=model,
             version=version,
-            headers=request.headers,
             author=author_of(request),
+            headers=request.headers,
             allows_nonfinite=allows_nonfinite,
         )
-        update, is_new = await head.bulk(running.publisher.publish, blob, received, wanted)
     if is_new:
         head.metrics.update_bytes.inc(update.bytes)
         if head.is_draining:
@@ -282,14 +289,3 @@ def _summary(head: Head, name: str, num_tensors: int) -> ModelSummary:
         bytes=stored.size_bytes,
         num_tensors=num_tensors,
     )
-
-
-def _dtype_of(spec: TensorSpec) -> str:
-    return _DTYPES.get(spec.dtype, spec.dtype)
-
-
-def _limit_bytes(specs: WeightSpecs, *, most: int) -> int:
-    """Upload limit: twice the expected size, so that weights of another policy get a report of the differences."""
-    tensors = [spec for model in specs.values() for spec in model.values()]
-    size = sum(ITEM_BYTES.get(_dtype_of(spec), 8) * math.prod(spec.shape) for spec in tensors)
-    return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))

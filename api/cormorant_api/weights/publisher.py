@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -44,21 +43,6 @@ _SLOWEST_BYTES_PER_S = 10e6
 _MOST_FLUSHES = 8
 ALL_MODELS = ""
 """Stands for several models in one publish."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishRequest:
-    """Parameters of a publish besides its bytes."""
-
-    model: str
-    """Model in the path; ALL_MODELS for several."""
-    version: int | None
-    """None: the next version."""
-    headers: Mapping[str, str]
-    """Request headers, for preconditions."""
-    author: str
-    allows_nonfinite: bool = False
-    """Accept NaN and infinite values."""
 
 
 class WeightPublisher:
@@ -95,13 +79,29 @@ class WeightPublisher:
 
     # -- publishing --------------------------------------------------------------------------------------------
 
-    def publish(self, blob: WeightsBlob, received: Received, wanted: PublishRequest) -> tuple[Update, bool]:
+    def publish(
+        self,
+        blob: WeightsBlob,
+        received: Received,
+        *,
+        model: str,
+        version: int | None,
+        author: str,
+        headers: Mapping[str, str],
+        allows_nonfinite: bool,
+    ) -> tuple[Update, bool]:
         """Verify, store and hand over. Returns the update, and whether it is new. After an ApiError, or a
         CormorantError of the fleet, nothing is published.
+
+        Args:
+            model: the model in the path; ALL_MODELS for several.
+            version: None: the next version.
+            headers: of the request, for preconditions and traces.
+            allows_nonfinite: accept NaN and infinite values.
         """
         began = time.monotonic()
-        self._verify(blob, wanted.model)
-        if not (wanted.allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
+        self._verify(blob, model)
+        if not (allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
             blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
         limit_s = self._limit_s(blob.size_bytes)
@@ -113,20 +113,20 @@ class WeightPublisher:
             )
         try:
             current = self.version
-            known = None if wanted.version is None else self.update(wanted.version)
-            if known is not None and known.digest == received.digest and wanted.model in (ALL_MODELS, *known.models):
+            known = None if version is None else self.update(version)
+            if known is not None and known.digest == received.digest and model in (ALL_MODELS, *known.models):
                 return known, False  # a retry changes nothing, even if its bytes expired
-            check_preconditions(wanted.headers, self._current_etag(wanted.model))
-            number = self._number(wanted.version, current)
+            check_preconditions(headers, self._current_etag(model))
+            number = self._number(version, current)
             if self._fleet.statistics is not None and blob.statistics is None:
                 blob.statistics = self._fleet.statistics.current
             try:
-                stored = self._put(_stored(blob, received.digest, number, wanted.author))
+                stored = self._put(_stored(blob, received.digest, number, author))
             except StoreError as error:
                 log.exception("weights_not_kept", version=number)
                 raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
             if self._traces is not None:
-                self._traces.staged(number, wanted.headers, began=received.finished - received.receive_ms / 1000)
+                self._traces.staged(number, headers, began=received.finished - received.receive_ms / 1000)
             try:
                 update = self._distribute(blob, stored, received, verify_ms)
             except BaseException:
@@ -138,7 +138,7 @@ class WeightPublisher:
                 models=sorted(stored.models),
                 digest=received.digest,
                 bytes=blob.size_bytes,
-                who=wanted.author,
+                who=author,
             )
         finally:
             self._publishing.release()
@@ -151,8 +151,9 @@ class WeightPublisher:
         kept = self.store.version(stored.version)
         blob.statistics = None if kept is None else kept.statistics
         received = Received(digest=stored.digest, finished=time.monotonic())
-        wanted = PublishRequest(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
-        update, _ = self.publish(blob, received, wanted)
+        update, _ = self.publish(
+            blob, received, model=model, version=None, author=author, headers={}, allows_nonfinite=True
+        )
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 

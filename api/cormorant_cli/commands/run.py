@@ -408,8 +408,7 @@ def _head_settings(port: int, directory: Path | None) -> "HeadSettings":
     imported, which takes seconds.
     """
     with installed("api"):
-        from cormorant_api.http.early import listen_early
-        from cormorant_api.settings import HeadSettings
+        from cormorant_api.settings import HeadSettings, listen_early
     settings = HeadSettings(
         port=port, directory=directory, drain_s=_SERVE_DRAIN_S, grace_s=_GRACE_S, linger_s=_LINGER_S
     )

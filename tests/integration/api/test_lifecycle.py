@@ -19,9 +19,8 @@ import safetensors.numpy
 import structlog
 
 from cormorant_api.errors import HeadFault, StoreError
-from cormorant_api.http.early import bound, listen_early
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import HeadSettings, bound, listen_early
 from cormorant_client.delivery import decode
 from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.collecting import make_checker, make_job

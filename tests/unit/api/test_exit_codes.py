@@ -55,7 +55,7 @@ def test_exit_codes_tell_input_from_weather(error: Exception, code: int) -> None
 
 def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
     program = (
-        "import os, signal; from cormorant_api.__main__ import Signals; signals = Signals(); signals.install(); {}"
+        "import os, signal; from cormorant_api.__main__ import Signals; signals = Signals(); {}"
         "os.kill(os.getpid(), signal.SIGTERM); print(signals.number)"
     )
     for setting, end in (("", (143, "")), ("signals.is_idle = False; ", (0, "15\n"))):
