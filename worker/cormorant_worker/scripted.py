@@ -15,8 +15,7 @@ from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.gymnasium_env import has_agents, makes_vector, needed_arguments, why_unsupported
-from cormorant_worker.envs.jax import is_functional
+from cormorant_worker.envs.gymnasium_env import form_of, has_agents, makes_vector, needed_arguments, why_unsupported
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 
 
@@ -90,7 +89,18 @@ class Scripted:
     def job(self) -> CollectorJob:
         """The manifest, with placeholders where environment or policy are Python objects. Raises ManifestError."""
         self._check()
-        env = {**self.env} if isinstance(self.env, Mapping) else {self._kind: self._block()}
+        if isinstance(self.env, Mapping):
+            env = {**self.env}
+        else:
+            of_kind: dict[str, Any] = {"numEnvs": self._num_envs}
+            if self._kind == "envpool":
+                of_kind["taskId"] = str(self.env).removeprefix(_ENVPOOL)
+            else:
+                of_kind |= {"id": self.env} if isinstance(self.env, str) else {"entrypoint": SCRIPT_ENV}
+            if not self._steps_itself:
+                mode = self.vectorization_mode
+                of_kind["vectorization"] = self.usual_vectorization if mode is None else mode
+            env = {self._kind: of_kind}
         if self._factory is not None:
             env[self._kind] = {**env[self._kind], "entrypoint": SCRIPT_ENV}
         # The job's own check refuses a numEnvs that is no number.
@@ -142,7 +152,7 @@ class Scripted:
             return "envpool" if self.env.startswith(_ENVPOOL) else "gymnasium"
         if "agents" in self._policy_block:
             return "pettingzoo"
-        return "jax" if is_functional(self.env) else "vector" if makes_vector(self.env) else "gymnasium"
+        return "jax" if form_of(self.env) else "vector" if makes_vector(self.env) else "gymnasium"
 
     @property
     def _steps_itself(self) -> bool:
@@ -155,24 +165,15 @@ class Scripted:
         factory = block.get("entrypoint") if isinstance(block, Mapping) else None
         return factory if callable(factory) and self._steps_itself else None
 
-    def _block(self) -> dict[str, Any]:
-        count = {"numEnvs": self._num_envs}
-        if self._kind == "envpool":
-            return {"taskId": str(self.env).removeprefix(_ENVPOOL), **count}
-        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": SCRIPT_ENV}
-        if self._steps_itself:
-            return {**named, **count}
-        mode = self.usual_vectorization if self.vectorization_mode is None else self.vectorization_mode
-        return {**named, "vectorization": mode, **count}
-
     @property
     def _num_envs(self) -> int:
         if self.num_envs is None and isinstance(self.env, partial):
             return int(self.env.keywords.get("num_envs", _DEFAULT_ENVS))
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
-    def _check_mappings(self) -> None:
-        """Refuse arguments that `env` or `collection`, as mappings, say themselves."""
+    def _check(self) -> None:
+        check_types(ManifestError, _TYPES, {name: getattr(self, name) for name in _TYPES})
+        # What `env` or `collection`, as mappings, say themselves.
         mode = self.vectorization_mode
         if mode is not None and self._steps_itself:
             raise ManifestError(f"vectorization_mode={mode!r}: {self._kind} environments step themselves; leave it out")
@@ -185,10 +186,6 @@ class Scripted:
                 raise ManifestError(
                     f"{name}={value!r} cannot be combined with {where}, which says it as {key}; leave {name} out"
                 )
-
-    def _check(self) -> None:
-        check_types(ManifestError, _TYPES, {name: getattr(self, name) for name in _TYPES})
-        self._check_mappings()
         if self.on_policy and "async" in (self.mode, (self.collection or {}).get("mode")):
             raise ManifestError(
                 'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'

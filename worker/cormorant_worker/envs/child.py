@@ -24,8 +24,9 @@ from cormorant_worker.envs.channel import (
 from cormorant_worker.envs.env_row import Crash, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.fork_server import run
-from cormorant_worker.spaces import Array
 from cormorant_worker.wire.messages import MessageSocket, PeerGone
+
+_STEP_SIDES, _RESET_SIDES = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
 
 
 def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int:
@@ -52,8 +53,24 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
         settle()
         if os.read(wake, 1) == MAP:
             shared = SharedSteps(block, *spaces, build.num_envs, info)
-            row, seed = EnvRow(env, number, shared.arrays, info), shared.seeds[number : number + 1]
-            while _obey(os.read(wake, 1), row, seed, connection):
+            row = EnvRow(env, number, shared.arrays, info)
+            while True:
+                command = os.read(wake, 1)
+                if (side := _STEP_SIDES.get(command, -1)) >= 0:
+                    row.step(side)
+                elif (side := _RESET_SIDES.get(command, -1)) >= 0:
+                    seed = int(shared.seeds[number])
+                    if seed != NO_SEED:
+                        # Environments that draw from these are seeded, too: no other code runs in this process.
+                        random.seed(seed)
+                        np.random.seed(seed)
+                    row.reset(seed=None if seed == NO_SEED else seed, side=side)
+                elif command == SAVE:
+                    connection.send(row.save())
+                elif command == LOAD:
+                    connection.send(row.load(connection.receive()[0]))
+                else:  # CLOSE, or end of file
+                    break
                 settle()
         env.close()
     except PeerGone:
@@ -63,29 +80,6 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
             connection.send(Crash.of(error, row=number, steps=row.steps if row else 0))
         return 1
     return 0
-
-
-_STEP_SIDES, _RESET_SIDES = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
-
-
-def _obey(command: bytes, row: EnvRow, seed: Array, connection: MessageSocket) -> bool:
-    """Do what the parent says. `seed`: [1] of the next reset. False: there is nothing more to do."""
-    if (side := _STEP_SIDES.get(command, -1)) >= 0:
-        row.step(side)
-    elif (side := _RESET_SIDES.get(command, -1)) >= 0:
-        given = None if seed[0] == NO_SEED else int(seed[0])
-        if given is not None:
-            # Environments that draw from these are seeded, too: no other code runs in this process.
-            random.seed(given)
-            np.random.seed(given)
-        row.reset(seed=given, side=side)
-    elif command == SAVE:
-        connection.send(row.save())
-    elif command == LOAD:
-        connection.send(row.load(connection.receive()[0]))
-    else:  # CLOSE, or end of file
-        return False
-    return True
 
 
 if __name__ == "__main__":

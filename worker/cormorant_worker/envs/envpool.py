@@ -216,10 +216,6 @@ class _OverPool(VectorEnv):
         copies = [np.array(a, dtype, order="C") for a, dtype in zip(actions, self._action_dtypes, strict=True)]
         self._pool_send([ids, ids, *copies])
 
-    def _send_dummies(self, ids: Array) -> None:
-        """Take the phantom step of ended environments."""
-        self._send(tuple([a[: len(ids)] for a in self.dummy_actions]), ids)
-
     def _receive(self) -> list[Array]:
         try:
             state: list[Array] = self._pool_recv()
@@ -287,8 +283,8 @@ class EnvPoolVectorEnv(_OverPool):
         if not len(ended):
             info = self._info(state) if self.info_leaves else ()
             return Step(self._rows, obs, reward, done, done, NO_ROWS, self._no_final, NO_ROWS, info)
-        # The first observations of the next episodes are under way while the rest is sorted out.
-        self._send_dummies(state[self._id_at][ended])
+        # The phantom step: the first observations of the next episodes are under way while the rest is sorted out.
+        self._send(tuple([a[: len(ended)] for a in self.dummy_actions]), state[self._id_at][ended])
         terminated, truncated = self._ends(state)
         final = tuple([a[ended] for a in obs])
         put(obs, ended, self._obs(self._receive()))
@@ -307,8 +303,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
 
     def __init__(self, pool: Any, name: str, info: Sequence[InfoField]) -> None:
         super().__init__(pool, name, info)
-        num_envs = self.num_envs
-        self.min_in_flight = int(pool.config["batch_size"])
+        num_envs, self.min_in_flight = self.num_envs, int(pool.config["batch_size"])
         self._is_under_way: Array = np.zeros(num_envs, dtype=np.bool_)
         self._has_started = False
         # The transition of an ended row waits here until its next episode's first observation is known.
@@ -356,7 +351,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         ended_now = state[self._done_at] & ~begins
         if ended_now.any():
             which = ids[ended_now]
-            self._send_dummies(which)
+            self._send(tuple([a[: len(which)] for a in self.dummy_actions]), which)  # their phantom step
             for kept, value in zip((*self._final, *self._kept_info), (*received, *info), strict=True):
                 kept[which] = value[ended_now]
             self._reward[which] = reward[ended_now]

@@ -1,5 +1,5 @@
-"""A gymnasium vector environment whose observations, actions and infos are flat arrays: what `vector.py` steps and
-`autoreset.py` examines. Checks everything that the environment returns.
+"""A gymnasium vector environment whose observations, actions and infos are flat arrays, for `vector.py`. Checks
+everything that the environment returns.
 
 # N environments, k of them ended
 """
@@ -125,7 +125,7 @@ class FlatVector:
         first: Exception | None = None
         for seed in seeds:
             try:
-                obs, info = self._reset(seed=seed, options=options)
+                obs, info = self._on_host(self.env.reset(seed=seed, options=options))
             except Exception as error:  # noqa: BLE001 - those after the first may say only that it broke something
                 first = first or error
             else:
@@ -147,19 +147,16 @@ class FlatVector:
 
     def reset_some(self, mask: Array) -> Any:
         """Observations and info of a reset of the rows where `mask` [N] is true, or whatever the environment raises."""
-        return self._reset(options={"reset_mask": self._to_device(mask)})
-
-    def _reset(self, **kwargs: Any) -> Any:
-        return self._on_host(self.env.reset(**kwargs))
+        return self._on_host(self.env.reset(options={"reset_mask": self._to_device(mask)}))
 
     def _on_host(self, values: Any) -> Any:
-        return map_arrays(self._to_host, values)
+        def to_host(array: Any) -> Any:
+            if not hasattr(array, "detach"):
+                return array
+            self.device = array.device
+            return array.detach().cpu().numpy()  # one on the CPU is not copied
 
-    def _to_host(self, array: Any) -> Any:
-        if not hasattr(array, "detach"):
-            return array
-        self.device = array.device
-        return array.detach().cpu().numpy()  # one on the CPU is not copied
+        return map_arrays(to_host, values)
 
     def _to_device(self, arrays: Any) -> Any:
         if self.device is None:
@@ -171,7 +168,16 @@ class FlatVector:
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
         try:
-            obs, reward, terminated, truncated, info = self._step(self._nested_actions(actions))
+            nested = self._nested_actions(actions)
+            if self.device is not None:
+                stepped = self._on_host(self.env.step(self._to_device(nested)))
+            elif type(self.env) is AsyncVectorEnv:
+                # Its own step waits without end for a process that died.
+                self.env.step_async(nested)
+                stepped = self.env.step_wait(timeout=STEP_LIMIT_S)
+            else:
+                stepped = self.env.step(nested)
+            obs, reward, terminated, truncated, info = stepped
         except Exception as error:
             raise self._failed(f"step {self.steps + 1}", error) from error
         self.steps += 1
@@ -182,19 +188,10 @@ class FlatVector:
             raise BadObservation(f"environment {row} returned a NaN reward in step {self.steps}", row=row)
         if not isinstance(info, Mapping):
             raise self._misfit(f"{type(info).__name__} as info; return a dict")
-        stepped = Stepped(self.arrays(obs), rewards, *flags, info)
+        found = Stepped(self.arrays(obs), rewards, *flags, info)
         self._note_masks(info, EVERY_ROW)
-        self._has_ended = bool(len(stepped.ended))
-        return stepped
-
-    def _step(self, actions: Any) -> Any:
-        if self.device is not None:
-            return self._on_host(self.env.step(self._to_device(actions)))
-        if type(self.env) is not AsyncVectorEnv:
-            return self.env.step(actions)
-        # Its own step waits without end for a process that died.
-        self.env.step_async(actions)
-        return self.env.step_wait(timeout=STEP_LIMIT_S)
+        self._has_ended = bool(len(found.ended))
+        return found
 
     def step_tensors(self, actions: Sequence[Any], fields: Sequence[InfoField]) -> WholeStep:
         """See `VectorEnv.step_tensors`; for SAME_STEP. Raises as `step`, and where rows ended without `final_obs`."""

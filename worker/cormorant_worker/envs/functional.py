@@ -124,9 +124,6 @@ def _refuse_wrappers(env: Any, name: str) -> None:
         layer = vars(layer).get("env", vars(layer).get("_env")) if hasattr(layer, "__dict__") else None
 
 
-# Spaces
-
-
 def _tree(value: Any) -> Any:
     """Nested dicts of arrays, whatever an observation is made of."""
     if hasattr(value, "_asdict"):
@@ -162,9 +159,6 @@ def _space(seen: Any, spec: Any, what: str) -> Space:
 
     low, high = bound("low", "minimum", otherwise=least), bound("high", "maximum", otherwise=most)
     return spaces.Box(low, high, dtype=dtype.type)
-
-
-# Rows
 
 
 class RowStates(NamedTuple):
@@ -242,21 +236,23 @@ class Compiled:
         self._scans: dict[Any, Callable[..., Any]] = {}
 
     def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
-        def first_info(key: Any) -> Tree:
-            return self._step_row(key, self._reset_row(key)[0], self.no_action, 1).info
-
         if not info:
             return ()
-        self._info = jax.eval_shape(first_info, jax.random.PRNGKey(0))
+        shown = jax.eval_shape(
+            lambda key: self._step_row(key, self._reset_row(key)[0], self.no_action, 1).info, jax.random.PRNGKey(0)
+        )
 
         def find(key: str) -> Array | None:
-            found = _at(self._info, key)
+            found = _at(shown, key)
             return None if found is None else np.zeros(found.shape, found.dtype)
 
-        return completed([*info], self.name, find, known=self._info)
+        return completed(info, self.name, find, known=shown)
 
     def _observe(self, obs: Tree) -> tuple[Any, ...]:
-        return flatten(self.observation_space, _tree(obs), _unpacked)
+        def unpacked(space: Space, value: Any) -> Any:
+            return value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value
+
+        return flatten(self.observation_space, _tree(obs), unpacked)
 
     def _begin(self, seeds: Any) -> tuple[RowStates, tuple[Any, ...]]:
         keys = jax.vmap(jax.random.PRNGKey)(seeds)
@@ -333,10 +329,6 @@ class Compiled:
 
         self._scans[act] = jax.jit(scan, donate_argnums=0, static_argnums=5)
         return self._scans[act]
-
-
-def _unpacked(space: Space, value: Any) -> Any:
-    return value.astype(np.int8) if isinstance(space, spaces.MultiBinary) else value
 
 
 def _at(tree: Tree, key: str) -> Any:

@@ -8,12 +8,10 @@ import numpy as np
 
 from cormorant_contract.env import Env, GymnasiumEnv, PettingZooEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs, VariantEnvs
-from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.pettingzoo_env import AgentsFactory, MaybeAgents
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
 
@@ -21,8 +19,23 @@ from cormorant_worker.errors import ManifestError
 def open_envs(request: EnvRequest) -> OpenedEnvs:
     """Open the environments, in two groups if inference servers act, else in one."""
     env, seeds, assignment = request.env, request.seeds, request.assignment
-    if request.makers:
-        return OpenedEnvs((_open_made(request),))
+    block, makers, info = _block(env), request.makers, request.info
+    if makers:
+        made = MadeEnvs([MaybeAgents(maker) for maker in makers])
+        if len(makers) == 1:
+            # A worker is a process already: its only environment needs no other.
+            block = block.model_copy(update={"vectorization": "inline"})
+            only = made.make(0)
+            if hasattr(type(only), "vector_env"):
+                if info:
+                    raise ManifestError(
+                        f"spec.env.info declares {info[0].key}, and environments that are stepped together have no "
+                        "info; remove env.info"
+                    )
+                return OpenedEnvs((only.vector_env(request.seeds_of(only.num_workers)),))
+            if isinstance(only, gymnasium.Env):
+                made.keep(0, only)
+        return OpenedEnvs((vectorize(made, block, request.seeds_of(len(makers)), request),))
     groups: list[VectorEnv] = []
     for columns in np.array_split(np.arange(len(seeds)), request.served_groups):
         source: EnvSource
@@ -32,7 +45,7 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
             sources = tuple(source_of(env.of_variant(variant)) for variant in env.variants or ())
             source = VariantEnvs(sources, assignment.names, assignment.task_ids[columns].tolist())
         own = [seeds[column] for column in columns]
-        groups.append(vectorize(source, _block(env), seeds=own, limits=request.limits, info=request.info))
+        groups.append(vectorize(source, block, own, request))
     return OpenedEnvs(groups)
 
 
@@ -48,7 +61,7 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
         source = replace(single, kwargs={**single.kwargs, **rendering})
     if request.is_filmed:
         block = block.model_copy(update={"vectorization": "inline"})
-    return vectorize(wrap(source), block, seeds=seeds, limits=request.limits, info=request.info)
+    return vectorize(wrap(source), block, seeds, request)
 
 
 def source_of(env: Env) -> EnvFactory:
@@ -70,45 +83,18 @@ def source_of(env: Env) -> EnvFactory:
     )
 
 
-def vectorize(
-    source: EnvSource,
-    block: GymnasiumEnv,
-    *,
-    seeds: Sequence[int],
-    limits: RestartLimits,
-    info: Sequence[InfoField],
-) -> VectorEnv:
+def vectorize(source: EnvSource, block: GymnasiumEnv, seeds: Sequence[int], request: EnvRequest) -> VectorEnv:
     """One environment for each seed: in this process with `vectorization: inline`, else in subprocesses."""
     if block.vectorization == "inline":
-        return InlineVectorEnv(source, seeds=seeds, limits=limits, info=info)
+        return InlineVectorEnv(source, seeds=seeds, limits=request.limits, info=request.info)
     return SubprocessVectorEnv(
         source,
         seeds=seeds,
         step_timeout_s=block.step_timeout_seconds,
         reset_timeout_s=block.reset_timeout_seconds,
-        limits=limits,
-        info=info,
+        limits=request.limits,
+        info=request.info,
     )
-
-
-def _open_made(request: EnvRequest) -> VectorEnv:
-    block, makers, info = _block(request.env), request.makers, request.info
-    made = MadeEnvs([MaybeAgents(maker) for maker in makers])
-    if len(makers) == 1:
-        # A worker is a process already: its only environment needs no other.
-        only = made.make(0)
-        if hasattr(type(only), "vector_env"):
-            if info:
-                raise ManifestError(
-                    f"spec.env.info declares {info[0].key}, and environments that are stepped together have no info; "
-                    "remove env.info"
-                )
-            vector: VectorEnv = only.vector_env(request.seeds_of(only.num_workers))
-            return vector
-        if isinstance(only, gymnasium.Env):
-            made.keep(0, only)
-        block = block.model_copy(update={"vectorization": "inline"})
-    return vectorize(made, block, seeds=request.seeds_of(len(makers)), limits=request.limits, info=info)
 
 
 def _block(env: Env) -> GymnasiumEnv:

@@ -71,24 +71,20 @@ class EnvFactory(EnvSource):
             else:
                 made = partial(load_object(self.entrypoint, what="environment"), **self.kwargs)
                 env = _construct(made, f"the environment {self.entrypoint}")
-                env = _limit_episodes(env, limit) if limit else env
+                if limit is not None:
+                    layer = env
+                    while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, TimeLimit):
+                        layer = layer.env
+                    if isinstance(layer, TimeLimit):
+                        layer._max_episode_steps = limit  # not one around it: a longer limit counts too
+                    else:
+                        env = TimeLimit(env, limit)
             for entrypoint, kwargs in self.wrappers:
                 wrap = load_object(entrypoint, what="wrapper")
                 env = _construct(partial(wrap, env, **kwargs), f"the wrapper {entrypoint}")
         leaves(env.observation_space, ("observation",))
         leaves(env.action_space, ("action",))
         return env
-
-
-def _limit_episodes(env: Env, max_episode_steps: int) -> Env:
-    # In the env's own TimeLimit where it has one: a longer limit counts too.
-    layer: Env = env
-    while isinstance(layer, gymnasium.Wrapper):
-        if isinstance(layer, TimeLimit):
-            layer._max_episode_steps = max_episode_steps
-            return env
-        layer = layer.env
-    return TimeLimit(env, max_episode_steps)
 
 
 def construct(make: Callable[[], Any], what: str) -> Any:
@@ -151,10 +147,10 @@ def has_agents(env: Any) -> bool:
 
 
 def form_of(env: Any) -> str:
-    """Library of a functional JAX environment or its class: `gymnax`, `brax` or `jumanji`; empty: none of them.
-
-    Inspects the class, because instances of gymnax's wrappers forward `step_env`.
+    """Library of a functional JAX environment, of its class, or of a result of `gymnax.make`: `gymnax`, `brax` or
+    `jumanji`; empty: none of them. Inspects the class, because instances of gymnax's wrappers forward `step_env`.
     """
+    env = env[0] if isinstance(env, tuple) and env else env
     kind = env if isinstance(env, type) else type(env)
     if not callable(getattr(kind, "reset", None)):
         return ""

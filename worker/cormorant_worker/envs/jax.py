@@ -4,19 +4,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
 
 from cormorant_worker.entrypoints import load_object
-from cormorant_worker.envs.gymnasium_env import EnvSource, construct, form_of, name_of
-from cormorant_worker.envs.one_row import Reseeded, open_rows
+from cormorant_worker.envs.gymnasium_env import EnvSource, construct, name_of
+from cormorant_worker.envs.inline import Reseeded, open_rows
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.errors import EnvBuildError
-
-
-def is_functional(env: Any) -> bool:
-    """True for objects that `form_of` knows, and for results of `gymnax.make`."""
-    return bool(form_of(env[0] if isinstance(env, tuple) and env else env))
 
 
 def check() -> None:

@@ -35,18 +35,8 @@ Groups = str | Mapping[str, Sequence[str]]
 """byName, all or perAgent; or the names of the agents of each group."""
 
 _TAKEN = {
-    "action",
-    "collector",
-    "done",
-    "info",
-    "is_init",
-    "next",
-    "observation",
-    "reward",
-    "state",
-    "terminated",
-    "truncated",
-}
+    "action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated", "truncated"
+}  # fmt: skip
 _NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 
 
@@ -117,7 +107,6 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
-    agents: tuple[str, ...]
     keys: tuple[Any, ...]
     """The environment's own keys of these agents."""
     observed: Space
@@ -130,10 +119,6 @@ class _Group:
     """A: numbers in the action mask of one agent; 0: it has none."""
     nothing: Any
     """Zeros in place of an observation."""
-
-    @property
-    def observation(self) -> Space:
-        return observation_of_group(self.observed, len(self.agents), self.mask_length)
 
 
 class _Turns:
@@ -187,20 +172,23 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             name: _describe(env, name, agents, tuple(keys[agent] for agent in agents), infos)
             for name, agents in group_agents(list(keys), source.groups).items()
         }
-        observation = {name: group.observation for name, group in self._groups.items()}
+        observation = {
+            name: observation_of_group(group.observed, len(group.keys), group.mask_length)
+            for name, group in self._groups.items()
+        }
         self._has_state = isinstance(getattr(env, "state_space", None), gymnasium.Space)
         self.observation_space = Rooted(observation | ({"state": env.state_space} if self._has_state else {}))
         self.action_space = Rooted({name: spaces.Dict({"action": g.action}) for name, g in self._groups.items()})
         for space in (self.observation_space, self.action_space):
             leaves(space, ())
         self.own_info = tuple(
-            field for name, group in self._groups.items() for field in fields_of_group(name, len(group.agents))
+            field for name, group in self._groups.items() for field in fields_of_group(name, len(group.keys))
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, infos = self._env.reset(seed=seed, options=options)
         self._acting, self._steps = self._living(), 0
-        return self._observe(obs, infos), self._by_name(infos)
+        return self._observe(obs, infos)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the acting agents. The reward is the team's."""
@@ -212,7 +200,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         obs, rewards, terminations, truncations, infos = self._env.step(given)
         self._steps += 1
         living = self._acting = self._living()
-        info = self._by_name(infos)
+        seen, info = self._observe(obs, infos)
         for name, group in self._groups.items():
             terminated = np.array([[bool(terminations.get(key, key not in living))] for key in group.keys])
             truncated = np.array([[bool(truncations.get(key, False))] for key in group.keys])
@@ -234,7 +222,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         if self._source.is_mean:
             reward /= max(len(present), 1)
         is_late = 0 < self._source.max_episode_steps <= self._steps
-        return self._observe(obs, infos), reward, has_terminated, has_truncated or is_late, info
+        return seen, reward, has_terminated, has_truncated or is_late, info
 
     def get_state(self) -> dict[str, Any]:
         """The state of the environment, if it has `get_state` and `set_state`. Raises EnvNotSaved where it has not."""
@@ -249,9 +237,6 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         self._env.close()
 
-    def _by_name(self, infos: Mapping[Any, Any]) -> dict[str, Any]:
-        return {self._known[key]: info for key, info in infos.items() if key in self._known}
-
     def _living(self) -> set[Any]:
         living = set(self._env.agents)
         if unknown := living - self._known.keys():
@@ -261,7 +246,8 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             )
         return living
 
-    def _observe(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> dict[str, Any]:
+    def _observe(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The observation of all groups, and the infos by the names of agents."""
         found: dict[str, Any] = {}
         for name, group in self._groups.items():
             seen, masks = [], []
@@ -281,7 +267,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             found[name] = {"observation": _stacked(group.observed, seen), "mask": is_acting, ACTION_MASK: masks}
         if self._has_state:
             found["state"] = self._env.state()
-        return found
+        return found, {self._known[key]: info for key, info in infos.items() if key in self._known}
 
 
 def _describe(env: Any, name: str, agents: tuple[str, ...], keys: tuple[Any, ...], infos: Mapping[Any, Any]) -> _Group:
@@ -298,7 +284,6 @@ def _describe(env: Any, name: str, agents: tuple[str, ...], keys: tuple[Any, ...
         has_mask, space = True, _split(space.spaces, build=spaces.Dict)[0]
     zeros = unflattener(space)([np.zeros(leaf.shape, leaf.dtype) for leaf in leaves(space, ("observation",))])
     return _Group(
-        agents=agents,
         keys=keys,
         observed=space,
         acts=acts[0],

@@ -1,13 +1,12 @@
-"""The states of environments as bytes: JSON, since they may come from a network, and never pickle.
+"""The states of environments as values of JSON.
 
 An environment can be saved when it has `get_state() -> Mapping` and `set_state(mapping)`, of plain data and numpy
 arrays, and when each of its wrappers has them too or is one of gymnasium's whose attributes are listed here.
 """
 
 import base64
-import json
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -87,22 +86,6 @@ def load_env(env: Env, states: EnvState) -> None:
                     setattr(owner, last, kept[name])
         elif not isinstance(layer, PassiveEnvChecker):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
-
-
-def pack(envs: Sequence[EnvState], restarts: dict[str, Any]) -> bytes:
-    """The states of all environments of a vector, and `Restarts.state()`."""
-    return json.dumps({"envs": envs, "restarts": restarts}).encode()
-
-
-def unpack(state: bytes, *, num_envs: int) -> tuple[Sequence[EnvState], dict[str, Any]]:
-    try:
-        decoded = json.loads(state)
-        envs, restarts = decoded["envs"], decoded["restarts"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"this is not a state of gymnasium environments: {error}") from error
-    if len(envs) != num_envs:
-        raise StateError(f"the state has {len(envs)} environments, this collector has {num_envs}")
-    return envs, restarts
 
 
 def _layers(env: Env) -> list[Any]:

@@ -5,6 +5,7 @@
     anywhere -> crash or time limit -> dead -> (its row is wanted) -> built again, with a new seed -> row fresh
 """
 
+import json
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,6 @@ from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, words_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.envs.saved import pack, unpack
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.spaces import Arrays, Space
 
@@ -140,14 +140,21 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         saved = [answers[row] for row in range(self.num_envs)]
         if why_not := next((answer.why_not for answer in saved if answer.why_not), ""):
             raise EnvNotSaved(why_not)
-        return pack([answer.state for answer in saved], self._restarts.state())
+        # JSON, since it may come from a network, and never pickle.
+        return json.dumps({"envs": [answer.state for answer in saved], "restarts": self._restarts.state()}).encode()
 
     def restore(self, state: bytes) -> None:
         """Continue from `state()`. Raises StateError where it comes from other environments, or one refused it or did
         not answer. The others have taken theirs then: begin new episodes everywhere, with `restart`.
         """
         self._check_idle("restore")
-        envs, restarts = unpack(state, num_envs=self.num_envs)
+        try:
+            decoded = json.loads(state)
+            envs, restarts = decoded["envs"], decoded["restarts"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise StateError(f"this is not a state of gymnasium environments: {error}") from error
+        if len(envs) != self.num_envs:
+            raise StateError(f"the state has {len(envs)} environments, this collector has {self.num_envs}")
         self._revive(EVERY_ROW)
         answers = self._ask([Saved(state=part) for part in envs])
         refusals = {row: answer.why_not for row, answer in answers.items() if answer.why_not}

@@ -196,8 +196,6 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         for name in ("_pending", "_memory", "_arrays", "illegal"):  # mapped until the receiver drops its last view
             vars(self).pop(name, None)
 
-    # What happens to rows
-
     def _build(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._steps[row], self._episodes[row], self._pending.rows[row] = 0, 0, 1
@@ -271,8 +269,6 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
         self._steps[row] = self._pending.rows[row] = 0
         self._answers.pop(row, None)
 
-    # Asking and waiting
-
     @property
     def _limit_s(self) -> float:
         return self._start_timeout_s if self._starting else self._reset_timeout_s
@@ -299,22 +295,19 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
                     self._lose(Crash(row=row, what=f"{what} within {timeout_s:g} s", steps=int(self._steps[row])))
 
     def _look(self, timeout_s: float) -> None:
-        # Reads the messages of all children that have sent one.
+        """Receive what children have said between steps: answers, or how they failed."""
         for key, _ in self._selector.select(timeout_s):
-            if key.data == _REPORT:
+            row = key.data
+            if row == _REPORT:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._report, 4096)
+                continue
+            process = self._running[row]
+            try:
+                message = process.receive()
+            except EOFError:
+                message = Crash(row=row, what=process.describe_end(), steps=int(self._steps[row]))
+            if isinstance(message, Crash):
+                self._lose(message)
             else:
-                self._hear(key.data)
-
-    def _hear(self, row: int) -> None:
-        """Receive what a child says between steps: an answer, or how it failed."""
-        process = self._running[row]
-        try:
-            message = process.receive()
-        except EOFError:
-            message = Crash(row=row, what=process.describe_end(), steps=int(self._steps[row]))
-        if isinstance(message, Crash):
-            self._lose(message)
-        else:
-            self._answers[row] = message
+                self._answers[row] = message

@@ -9,22 +9,27 @@ A vector environment steps all of its rows. Where rows can be reset by a mask it
 sent are `interrupted`. Otherwise every row is always stepped, and the frames beyond a batch begin the next one.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import gymnasium
 import numpy as np
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from cormorant_worker.envs.autoreset import find_mode, resets_some, same_rows
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.one_row import open_rows
+from cormorant_worker.envs.inline import open_rows
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
-from cormorant_worker.errors import EnvCrashed, ManifestError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
 from cormorant_worker.spaces import Array, Arrays, put
 
+_MOST_STEPS = 5_000
+_MOST_S = 30.0
+"""For how long an environment that declares nothing is played until an episode ends."""
+_TRIES = 4
 _CHANCES = 3
 """Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
 
@@ -43,8 +48,8 @@ class GymVectorEnv(VectorEnv):
         self.seeds: Sequence[int] = tuple(seeds)
         self.options: dict[str, Any] | None = None
         try:
-            self._mode = find_mode(vector)
-            self.lockstep = resets_some(vector, self._mode)
+            self._mode = _find_mode(vector)
+            self.lockstep = _resets_some(vector, self._mode)
             self._info = vector.complete(info)
         except BaseException:
             vector.close()
@@ -97,7 +102,10 @@ class GymVectorEnv(VectorEnv):
         obs, ended, final = stepped.obs, stepped.ended, self._no_final
         if len(ended):
             if self._mode is AutoresetMode.SAME_STEP:
-                final = self._take_final(stepped)
+                if (found := self._vector.final(stepped)) is None:
+                    raise self._vector.no_final()
+                final = found
+                self._refuse_lost(final, [leaf[ended] for leaf in obs], [leaf[ended] for leaf in self._before])
             else:
                 final = tuple(leaf[ended] for leaf in obs)
                 obs = tuple(leaf.copy() for leaf in obs)
@@ -130,21 +138,12 @@ class GymVectorEnv(VectorEnv):
     def close(self) -> None:
         self._vector.close()
 
-    def _take_final(self, stepped: Stepped) -> Arrays:
-        """[k, ...] per leaf: `final_obs` of an environment that resets in the same step.
-
-        An environment that returns the same object each time gives a final observation that its reset overwrote: the
-        first one of the next episode, which by chance has never been the last of this one.
-        """
-        final, ended = self._vector.final(stepped), stepped.ended
-        if final is None:
-            raise self._vector.no_final()
-        self._refuse_lost(final, [leaf[ended] for leaf in stepped.obs], [leaf[ended] for leaf in self._before])
-        return final
-
     def _refuse_lost(self, final: Arrays, first: Sequence[Array], before: Sequence[Array]) -> None:
-        """Compare final observations [k, ...] with the first ones of the next episodes, and with those acted on."""
-        for looks in (same_rows(final, first) & ~same_rows(final, before)).tolist():
+        """Compare final observations [k, ...] with the first ones of the next episodes, and with those acted on. An
+        environment that returns the same object each time gives a final observation that its reset overwrote: the first
+        one of the next episode, which by chance has never been the last of this one.
+        """
+        for looks in (_same_rows(final, first) & ~_same_rows(final, before)).tolist():
             self._looks_lost = self._looks_lost + 1 if looks else 0
             if self._looks_lost >= self._chances:
                 raise self._vector.lost_final("that equals the first observation of the next episode")
@@ -178,6 +177,116 @@ class GymVectorEnv(VectorEnv):
             self._held_final = tuple(leaf[ends] for leaf in stepped.obs)
             self._held_info = info
         return _of_rows(rows, stepped, stepped.obs, ended, final, info)
+
+
+def _find_mode(vector: FlatVector) -> AutoresetMode:
+    """The declared mode, else the observed one. Raises EnvBuildError where that is unclear."""
+    env = vector.env
+    # An environment's own attribute comes first: ALE's writes the mode into a dict that every class shares.
+    unwrapped = getattr(env, "unwrapped", env)
+    declared = getattr(unwrapped, "autoreset_mode", None)
+    if declared is None and getattr(unwrapped, "metadata", None) is not gymnasium.vector.VectorEnv.metadata:
+        declared = (getattr(env, "metadata", None) or {}).get("autoreset_mode")
+    if declared is None:
+        return _play_for_mode(vector)
+    for mode in AutoresetMode:
+        if declared in (mode, mode.value, mode.name):
+            return mode
+    known = ", ".join(mode.name for mode in AutoresetMode)
+    raise EnvBuildError(f"{vector.name} declares the autoreset_mode {declared!r}; known: {known}")
+
+
+def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
+    """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone.
+    If the test is inconclusive, the class or the mode decides.
+    """
+    # A reset of a row that ended replaces the one that its next step would be. Only known of classes that were read:
+    # AsyncVectorEnv without shared memory, for one, does both.
+    env: Any = getattr(vector.env, "unwrapped", vector.env)
+    if isinstance(env, AsyncVectorEnv):
+        is_known = bool(env.shared_memory)
+    else:
+        is_known = isinstance(env, SyncVectorEnv) or type(env).__module__.partition(".")[0] == "ale_py"
+    if mode is AutoresetMode.NEXT_STEP and not is_known:
+        return False
+    if vector.num_envs == 1:
+        return True  # all of them are reset
+    does, why = is_known or mode is AutoresetMode.DISABLED, ""
+    for seed in range(_TRIES):
+        first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
+        try:
+            before = vector.step(vector.random_actions(np.random.default_rng(seed)))
+            kept = _copy(before.obs)
+            if len(before.ended) or _same_rows(kept, first)[1:].all():
+                continue
+            mask = np.arange(vector.num_envs) == 0
+            after = vector.arrays(vector.reset_some(mask)[0])
+            does, why = bool(_same_rows(after, kept)[1:].all()), "it resets every row"
+        except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
+            does, why = False, f"{type(error).__name__}: {error}"
+        break
+    if not does and mode is AutoresetMode.DISABLED:
+        raise EnvBuildError(
+            f'{vector.name} declares the autoreset_mode DISABLED, and reset(options={{"reset_mask": ...}}) does not '
+            f"reset the rows of the mask alone: {why}; implement reset_mask, or declare another mode"
+        )
+    return does
+
+
+def _play_for_mode(vector: FlatVector) -> AutoresetMode:
+    """SAME_STEP gives `final_obs`. NEXT_STEP ignores the action after an end, where other actions matter; without
+    `final_obs`, an action that matters there is the first of an episode whose predecessor's end was lost.
+    """
+    cannot = f"{vector.name} declares no autoreset_mode, and its behavior at the end of an episode is unclear"
+    do = 'set env.metadata["autoreset_mode"] to NEXT_STEP, SAME_STEP or DISABLED'
+    generator, actions, until = np.random.default_rng(0), list[Arrays](), time.monotonic() + _MOST_S
+    vector.seed(range(vector.num_envs))
+    last: Stepped | None = None
+    while last is None or not len(last.ended):
+        if len(actions) == _MOST_STEPS or time.monotonic() >= until:
+            raise EnvBuildError(f"{cannot}: none ended in {len(actions):,} steps of random actions; {do}")
+        actions.append(vector.random_actions(generator))
+        last = vector.step(actions[-1])
+    row = last.ended[:1]
+    if "final_obs" in last.info:
+        return AutoresetMode.SAME_STEP
+    matters, ignored, generator = False, True, np.random.default_rng(1)
+    for _ in range(_TRIES):
+        one, other = vector.random_actions(generator), vector.random_actions(generator)
+        starts = [_after(vector, [], action) for action in (one, other)]
+        following = [_after(vector, actions, action) for action in (one, other)]
+        matters |= _differ(starts[0], starts[1], row)
+        ignored &= not _differ(following[0], following[1], row) and not following[0].reward[row].any()
+    if matters and ignored:
+        return AutoresetMode.NEXT_STEP
+    why = (
+        "the step after an end is one that acts: it resets in the same step and gives no final_obs, or not at all"
+        if not ignored
+        else "its actions change nothing in a first step"
+    )
+    raise EnvBuildError(f"{cannot}: {why}; {do}")
+
+
+def _after(vector: FlatVector, actions: list[Arrays], last: Arrays) -> Stepped:
+    vector.seed(range(vector.num_envs))
+    for action in actions:
+        vector.step(action)
+    stepped = vector.step(last)
+    return stepped._replace(obs=_copy(stepped.obs))
+
+
+def _differ(one: Stepped, other: Stepped, row: Rows) -> bool:
+    return not _same_rows(one.obs, other.obs)[row].all() or one.reward[row] != other.reward[row]
+
+
+def _same_rows(one: Sequence[Array], other: Sequence[Array]) -> Array:
+    """[N] bool: which rows are equal in every leaf."""
+    equal = [(a == b).reshape(len(a), -1).all(axis=1) for a, b in zip(one, other, strict=True)]
+    return np.asarray(np.stack(equal).all(axis=0))
+
+
+def _copy(arrays: Arrays) -> Arrays:
+    return tuple(array.copy() for array in arrays)
 
 
 def _of_rows(rows: Rows, stepped: Stepped, obs: Arrays, ended: Rows, final: Arrays, info: Arrays) -> Step:

@@ -15,8 +15,8 @@ from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
 from cormorant_testing.vectors import transitions
 from cormorant_worker.collect.overrides import NO_OVERRIDES
+from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.jax import is_functional
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.request import EnvRequest
@@ -171,7 +171,7 @@ def test_scripts_pass_functional_environments(env: Any) -> None:
     given = {} if isinstance(env, dict) else {"num_envs": 3}
     scripted = Scripted(env=env, **given)
     block, (maker,) = scripted.job().spec.env, scripted.overrides().envs
-    assert (block.block.kind, block.num_envs, is_functional(maker())) == ("jax", 3, True)
+    assert (block.block.kind, block.num_envs, form_of(maker())) == ("jax", 3, "gymnax")
 
 
 def test_a_manifest_collects_from_an_entrypoint() -> None:
