@@ -31,17 +31,15 @@ def mask_length(action: Space) -> int:
 
 def find_masks(observation: Space, action: Space) -> list[int]:
     """For each action leaf, the index of the observation leaf that is its mask; -1: none."""
-    seen = [leaf if leaf.key[-1] == ACTION_MASK else None for leaf in leaves(observation, ("observation",))]
+    masks = [(i, leaf) for i, leaf in enumerate(leaves(observation, ("observation",))) if leaf.key[-1] == ACTION_MASK]
 
-    def find(leaf: Leaf, part: Space) -> int:
-        for i, mask in enumerate(seen):
-            # Of several actions, each has its own beside it.
-            is_its = mask is not None and (part is action or mask.key[:-1] == leaf.key[:-1])
-            if is_its and mask is not None and np.prod(mask.shape) == mask_length(part) > 0:
-                return i
-        return -1
+    def fits(mask: Leaf, leaf: Leaf, part: Space) -> bool:
+        # Of several actions, each has its own beside it.
+        is_its = part is action or mask.key[:-1] == leaf.key[:-1]
+        return bool(is_its and np.prod(mask.shape) == mask_length(part) > 0)
 
-    return [find(*both) for both in zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)]
+    parts = zip(leaves(action, ("action",)), leaf_spaces(action), strict=True)
+    return [next((i for i, mask in masks if fits(mask, *both)), -1) for both in parts]
 
 
 def info_mask_length(observation: Space, action: Space) -> int:

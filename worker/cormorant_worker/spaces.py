@@ -8,6 +8,7 @@ travel as `Arrays`, one array per leaf, in the order of `leaves(space, prefix)`:
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -67,18 +68,20 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
     Raises EnvBuildError for a part without a fixed shape (Text, Graph, Sequence) or without any value (an empty Dict or
     Tuple, a shape with a 0).
     """
-    if (parts := _parts(space)) is not None:
-        if not parts:
-            raise _empty(space, prefix)
+    if parts := _parts(space):
         root = prefix[:-1] if isinstance(space, Rooted) else prefix
         return tuple(leaf for name, part in parts for leaf in leaves(part, (*root, name)))
     match space:
         case gymnasium.spaces.Discrete():
             return (Leaf(key=prefix, shape=(), dtype=np.dtype(space.dtype)),)
         case gymnasium.spaces.Box() | gymnasium.spaces.MultiDiscrete() | gymnasium.spaces.MultiBinary():
-            if not np.prod(space.shape):
-                raise _empty(space, prefix)
-            return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
+            if np.prod(space.shape):
+                return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
+            parts = []
+    if parts is not None:
+        raise EnvBuildError(
+            f"the space {space} at {'.'.join(prefix) or 'its root'} has no values; wrap the environment to remove it"
+        )
     remedy = next((do for kind, do in _WRAP.items() if isinstance(space, kind)), "make it one of those that are stored")
     raise EnvBuildError(
         f"the space {space}{' at ' if prefix else ''}{'.'.join(prefix)} has no fixed shape; "
@@ -93,12 +96,6 @@ _WRAP: dict[type[Space], str] = {
     gymnasium.spaces.Graph: "pad nodes and edges to Boxes of a fixed size, beside a MultiBinary that marks them",
     gymnasium.spaces.OneOf: "make it a Tuple of a Discrete for the choice and all of its parts",
 }
-
-
-def _empty(space: Space, prefix: Key) -> EnvBuildError:
-    return EnvBuildError(
-        f"the space {space} at {'.'.join(prefix) or 'its root'} has no values; wrap the environment to remove it"
-    )
 
 
 def leaf_spaces(space: Space) -> tuple[Space, ...]:
@@ -186,19 +183,14 @@ def put(stored: Arrays, at: Any, values: Arrays) -> None:
         array[at] = value
 
 
-class _Alias:
-    """Names an array's memory as writable, and keeps the array alive."""
-
-    def __init__(self, array: Array) -> None:
-        self._owner = array
-        self.__array_interface__ = array.__array_interface__ | {"data": (array.ctypes.data, False)}
-
-
 def writable(array: Array) -> Array:
     """The same memory, without the read-only flag, of which torch knows nothing and warns. For arrays with one reader:
     Ray's objects, and shards, which are mapped copy-on-write (`LocalStore.open`).
     """
-    return array if array.flags.writeable else np.asarray(_Alias(array))
+    if array.flags.writeable:
+        return array
+    interface = array.__array_interface__ | {"data": (array.ctypes.data, False)}
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=array))  # which keeps the array alive
 
 
 def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:

@@ -35,7 +35,8 @@ Groups = str | Mapping[str, Sequence[str]]
 """byName, all or perAgent; or the names of the agents of each group."""
 
 _TAKEN = {
-    "action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated", "truncated"
+    "action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated",
+    "truncated",
 }  # fmt: skip
 _NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 

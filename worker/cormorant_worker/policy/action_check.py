@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.errors import InvalidAction, PolicyMismatch
-from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces, leaves
+from cormorant_worker.spaces import Array, Arrays, OneHot, Space, leaf_spaces, leaves
 
 _Check = Callable[[Array], bool]
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -31,7 +31,25 @@ class ActionCheck:
                 f"{', '.join('.'.join(leaf.key) for leaf in self.leaves)}"
             )
         for leaf, action in zip(self.leaves, actions, strict=True):
-            _fit_leaf(leaf, action, num_envs)
+            name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
+            kind = action.dtype.kind
+            if action.shape != wanted:
+                last = (
+                    "check the policy's last layer" if leaf.shape else "return class indices, not one value per class"
+                )
+                raise PolicyMismatch(
+                    f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; {last}"
+                )
+            is_whole = kind in "iub" or (kind == "f" and bool((action == np.trunc(action)).all()))
+            if leaf.dtype.kind in "iub" and not is_whole:
+                raise PolicyMismatch(
+                    f"the policy's {name} is {action.dtype.name}, the environment expects whole numbers "
+                    f"({leaf.dtype.name}); return class indices"
+                )
+            if leaf.dtype.kind == "f" and kind not in "fiu":
+                raise PolicyMismatch(
+                    f"the policy's {name} is {action.dtype.name}, the environment expects {leaf.dtype.name}"
+                )
 
     def holds(self, actions: Arrays) -> bool:
         """Whether `values` would accept them."""
@@ -51,23 +69,6 @@ class ActionCheck:
                     f"the policy's {'.'.join(self.leaves[i].key)} for environment {bad[0]} is "
                     f"{action[bad[0]].tolist()} ({len(bad)} of {len(action)} environments), {why}; {consequence}"
                 )
-
-
-def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
-    name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
-    if action.shape != wanted:
-        raise PolicyMismatch(
-            f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; "
-            + ("return class indices, not one value per class" if not leaf.shape else "check the policy's last layer")
-        )
-    is_whole = action.dtype.kind in "iub" or (action.dtype.kind == "f" and bool((action == np.trunc(action)).all()))
-    if leaf.dtype.kind in "iub" and not is_whole:
-        raise PolicyMismatch(
-            f"the policy's {name} is {action.dtype.name}, the environment expects whole numbers ({leaf.dtype.name}); "
-            "return class indices"
-        )
-    if leaf.dtype.kind == "f" and action.dtype.kind not in "fiu":
-        raise PolicyMismatch(f"the policy's {name} is {action.dtype.name}, the environment expects {leaf.dtype.name}")
 
 
 def _value_check(space: Space) -> _Check:

@@ -91,16 +91,17 @@ class PolicyActor:
         self._staging = Staging(device) if device.type == "cuda" else None
         # A TensorDictModule implies that tensordict is imported; plain policies do not pay for the import.
         self._tensordict = sys.modules.get("tensordict")
-        self._speaks_tensordict = self._tensordict is not None and isinstance(
+        self.reads_first = self._tensordict is not None and isinstance(
             models.acting, self._tensordict.nn.TensorDictModuleBase
         )
-        self._call = self._call_tensordict_module if self._speaks_tensordict else self._call_plain
+        """It is a TensorDictModule, which is told where episodes begin."""
+        self._call = self._call_tensordict_module if self.reads_first else self._call_plain
         self._dry_run(num_rows)
         # One observation, one action, nothing else, on the CPU: the common case needs no dictionaries.
         self._is_simple = (
             isinstance(observation, gymnasium.spaces.Box)
             and len(self._action) == 1
-            and not (self.outputs or self.states or self._speaks_tensordict)
+            and not (self.outputs or self.states or self.reads_first)
             and device.type == "cpu"
         )
 
@@ -119,7 +120,7 @@ class PolicyActor:
                 f"the policy cannot be copied for an episode of its own: {type(error).__name__}: {error}; give its "
                 "class a __deepcopy__, or keep what cannot be copied out of it"
             ) from error
-        twin._call = twin._call_tensordict_module if twin._speaks_tensordict else twin._call_plain
+        twin._call = twin._call_tensordict_module if twin.reads_first else twin._call_plain
         return twin
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
@@ -141,11 +142,6 @@ class PolicyActor:
         actions, outputs = len(self._action), len(self._action) + len(self.outputs)
         return Acted(tuple(found[:actions]), tuple(found[actions:outputs]), tuple(found[outputs:]))
 
-    @property
-    def reads_first(self) -> bool:
-        """True if the policy is told where episodes begin."""
-        return self._speaks_tensordict
-
     def act_tensors(
         self, obs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], is_init: torch.Tensor
     ) -> list[torch.Tensor]:
@@ -160,9 +156,6 @@ class PolicyActor:
                 return [_fitted(torch.as_tensor(result), self._action[0], len(is_init))]
         written = self._written_by(self._call(obs, states, is_init))
         return [_fitted(tensor, leaf, len(is_init)) for tensor, leaf in zip(written, self._leaves, strict=True)]
-
-    def _named(self, result: Any) -> Mapping[Key, Any]:
-        return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
 
     def stacked(self, chosen: Any) -> Arrays:
         """Actions and outputs, as they are stored, of what a policy returned for K steps at once, [K, N, ...]; only if
@@ -184,7 +177,8 @@ class PolicyActor:
             ) from missing
 
     def _call_plain(self, obs: Sequence[Any], states: Sequence[Any], is_init: Any) -> Mapping[Key, torch.Tensor]:
-        return self._named(self.models.acting(self._nest(self._tensors(obs))))
+        result = self.models.acting(self._nest(self._tensors(obs)))
+        return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
 
     def _call_tensordict_module(
         self, obs: Sequence[Any], states: Sequence[Any], is_init: Any
@@ -237,7 +231,7 @@ class PolicyActor:
     def _find_states(self, obs: Arrays, first: Array) -> None:
         """Recurrent states by TorchRL's convention: the policy reads `state` and writes `("next", state)`."""
         acting: Any = self.models.acting
-        if not self._speaks_tensordict:
+        if not self.reads_first:
             return
         reads = {_key(key) for key in acting.in_keys}
         carried = [_key(key)[1:] for key in acting.out_keys if _key(key)[0] == "next" and _key(key)[1:] in reads]

@@ -1,7 +1,7 @@
 """`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and uses the first correct one.
 
     off    the policy as it is
-    auto   layers: the built-in mlp without its modules (dense.py), on a CPU; milliseconds
+    auto   layers: the built-in mlp without its modules (`DenseCategorical`), on a CPU; milliseconds
     on     then torch.compile, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
 
 Otherwise a policy whose environments are on its CUDA device is recorded with what it writes (collect/row_graphs.py).
@@ -11,7 +11,7 @@ A candidate is correct if, from the same random state, it draws as many random n
 and the log says why. Random streams are left as they were. The choice does not depend on timing, so a fixed seed
 reproduces a run.
 
-# n rows
+# n rows, F features, A actions
 """
 
 import time
@@ -24,11 +24,13 @@ import gymnasium
 import numpy as np
 import structlog
 import torch
+from torch import Tensor, nn
 
 from cormorant_worker.policy.actor import PolicyActor, samples
-from cormorant_worker.policy.dense import called_whole
-from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
 from cormorant_worker.policy.loading import Acting, PolicyModels
+from cormorant_worker.policy.networks import ActionHeads, CategoricalHead, Perceptron, gumbel_argmax
+from cormorant_worker.policy.zoo import Policy
 from cormorant_worker.spaces import Array, Arrays, Space, leaf_spaces
 
 log = structlog.get_logger()
@@ -172,3 +174,72 @@ def _observations(space: Space, n: int, seed: int) -> Arrays:
         else:
             drawn.append(array[random.permutation(n)])
     return tuple(drawn)
+
+
+def called_whole(acting: object) -> "DenseCategorical | None":
+    """A function that computes the policy without its modules; None: not the built-in policy, or modified."""
+    if type(acting) is not Policy or type(acting.body) is not Perceptron or type(acting.heads) is not ActionHeads:
+        return None
+    head, layers = acting.heads.only, [*acting.body.layers, acting.heads.linear]
+    for module in acting.modules():
+        if module._forward_hooks or module._forward_pre_hooks or {"forward", "params", "act"} & vars(module).keys():
+            return None  # it does not just what its class does
+    if acting.returns_log_prob or type(head) is not CategoricalHead:
+        return None
+    linears = [layer for layer in layers if type(layer) is nn.Linear and layer.weight.dtype == torch.float32]
+    if len(linears) < len(layers) or not linears[0].weight.is_cpu:
+        return None
+    return DenseCategorical(acting, head, linears, is_tanh=acting.body.activation is nn.Tanh)
+
+
+class DenseCategorical:
+    """The built-in `mlp` with one discrete action, computed in one call on a CPU. Reads the layers' own memory: weights
+    copied into them are used from the next call on.
+
+    Environments step between two calls and push torch's code out of the processor's caches: there, a module call and a
+    small operation cost twice what a loop of calls shows (decision 0043). So this calls torch's BLAS with its own
+    buffers, uses numpy's vectorized tanh, which differs from torch's by one unit in the last place, and draws the
+    action in numpy.
+    """
+
+    def __init__(self, policy: Policy, head: CategoricalHead, layers: list[nn.Linear], *, is_tanh: bool) -> None:
+        self._policy = policy
+        self._encode = policy.encoder.forward
+        self._layers = [(layer.bias.detach(), layer.weight.detach().t()) for layer in layers]
+        self._is_tanh = is_tanh
+        self._first = head.first
+        self._rows = -1
+        self._buffers: list[tuple[Tensor, Array]] = []
+        """[n, width] behind each layer, and the same memory as an array; then the noise, [n, A]."""
+
+    def __call__(self, observation: Any) -> Any:
+        """Actions `[n]` int64 in new memory, from the same random numbers as the policy's. With a gradient, under
+        autocast, or for another dtype or shape, the policy is asked.
+        """
+        x = self._encode(observation)
+        is_recorded = torch.is_grad_enabled() or torch.is_autocast_enabled("cpu")
+        if is_recorded or x.dtype != torch.float32 or x.dim() != 2:
+            return self._policy(observation)
+        if x.shape[0] != self._rows:
+            self._rows = x.shape[0]
+            widths = [weight.shape[1] for _, weight in self._layers]
+            tensors = [torch.empty(self._rows, w, dtype=torch.float32, device="cpu") for w in (*widths, widths[-1])]
+            self._buffers = [(tensor, tensor.numpy()) for tensor in tensors]
+        last = len(self._layers) - 1
+        for i, (bias, weight) in enumerate(self._layers):
+            out, array = self._buffers[i]
+            x = torch.addmm(bias, x, weight, out=out)
+            if i == last:
+                break
+            if self._is_tanh:
+                np.tanh(array, out=array)
+            else:
+                torch.relu_(x)
+        logits = self._buffers[last][1]
+        if is_greedy():
+            index: Array = logits.argmax(-1)
+        else:
+            tensor, noise = self._buffers[-1]
+            tensor.exponential_()
+            index = gumbel_argmax(logits, noise)
+        return index + self._first if self._first else index

@@ -34,7 +34,10 @@ class VectorEncoder(nn.Module):
         super().__init__()
         self._parts = leaf_spaces(space)
         self._keys = [leaf.key for leaf in leaves(space, ())]
-        self.num_features = sum(_width(part) for part in self._parts)
+        self.num_features = sum(
+            int(part.n) if isinstance(part, gymnasium.spaces.Discrete) else math.prod(part.shape or ())
+            for part in self._parts
+        )
         self._is_identity = (
             len(self._parts) == 1 and self._parts[0].dtype == np.float32 and len(self._parts[0].shape or ()) == 1
         )
@@ -131,7 +134,23 @@ class CategoricalHead:
 
     def act(self, params: Tensor) -> Tensor:
         """`[n, A]` logits -> `[n]` int64."""
-        index = params.argmax(-1) if is_greedy() else _gumbel_argmax(params)
+        if is_greedy():
+            index = params.argmax(-1)
+        else:
+            array: Array | None = None
+            # numpy cannot draw on a device, in another dtype, or where torch records operations.
+            is_recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
+            is_recorded = is_recorded or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+            if params.is_cpu and params.dtype == torch.float32 and not is_recorded:
+                try:  # noqa: SIM105 - costs nothing here, and `suppress` half a microsecond
+                    array = params.numpy()
+                except RuntimeError:  # a tensor of vmap or of a fake mode has no memory
+                    pass
+            noise = torch.empty_like(params).exponential_()
+            if array is None:
+                index = (params - noise.log_()).argmax(-1)
+            else:
+                index = torch.as_tensor(gumbel_argmax(array, noise.numpy()))
         return index + self.first if self.first else index
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
@@ -235,22 +254,6 @@ def gumbel_argmax(logits: Array, noise: Array) -> Array:
     return index
 
 
-def _gumbel_argmax(logits: Tensor) -> Tensor:
-    array: Array | None = None
-    # numpy cannot draw on a device, in another dtype, or where torch records operations.
-    is_recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
-    is_recorded = is_recorded or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
-    if logits.is_cpu and logits.dtype == torch.float32 and not is_recorded:
-        try:
-            array = logits.numpy()
-        except RuntimeError:  # a tensor of vmap or of a fake mode has no memory
-            array = None
-    noise = torch.empty_like(logits).exponential_()
-    if array is None:
-        return (logits - noise.log_()).argmax(-1)
-    return torch.as_tensor(gumbel_argmax(array, noise.numpy()))
-
-
 class ActionHeads(nn.Module):
     """One linear layer gives the parameters of all leaves of the action space, except the Gaussian log-deviations,
     which are parameters of their own.
@@ -316,12 +319,6 @@ class ActionHeads(nn.Module):
         """`[n]`: summed over the leaves."""
         parts = torch.split(params, self._sizes, -1)
         return torch.stack([h.entropy(p) for h, p in zip(self._heads, parts, strict=True)]).sum(0)
-
-
-def _width(space: Space) -> int:
-    if isinstance(space, gymnasium.spaces.Discrete):
-        return int(space.n)
-    return math.prod(space.shape or ())
 
 
 def _encode(value: Tensor, space: Space) -> Tensor:

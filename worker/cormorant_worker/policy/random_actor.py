@@ -34,11 +34,8 @@ class RandomActor:
         """[n, length] bool, for the next `act`: what `VectorEnv.illegal` says of its rows."""
         found = [] if observation is None else find_masks(observation, space)
         self._masks_at = {i: at for i, at in enumerate(found) if at >= 0}
+        self.reads_masks = bool(self._masks_at)
         self._draw_legal = [masked_sampler(p, self.generator) if mask_length(p) else None for p in leaf_spaces(space)]
-
-    @property
-    def reads_masks(self) -> bool:
-        return bool(self._masks_at)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         n, masks = len(is_init), {i: obs[at] for i, at in self._masks_at.items()}
