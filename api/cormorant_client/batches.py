@@ -13,10 +13,9 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Generic, Literal, Self, TypedDict, TypeVar
 
-from cormorant_client import memory
 from cormorant_client.delivery import Delivery, decode, decode_memory
 from cormorant_client.errors import BadBatch, BatchTimeout, ClientClosed, ClientError, FleetError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
@@ -52,18 +51,6 @@ class StreamOptions(TypedDict, total=False):
     """auto, the default: map the head's memory if it is on this machine. never: transfer the bytes of the batch."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fetched:
-    batch: Delivery
-    within_s: float
-    at: float
-
-    @property
-    def is_fresh(self) -> bool:
-        """Whether there is time left to use the batch before the head delivers it to another consumer."""
-        return time.monotonic() - self.at < _FRESH * self.within_s
-
-
 class RemoteBatches(Generic[T]):
     """Iterator of batches and context manager. Only one thread may iterate."""
 
@@ -83,7 +70,8 @@ class RemoteBatches(Generic[T]):
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
             HeadError: the head refused, for example because of the token.
         """
-        self._fetcher.finish_current()
+        if (current := self._fetcher.take_current()) is not None:
+            current.ack()
         if (delivery := self._fetcher.take(timeout)) is None:
             return None
         self.num_frames += delivery.num_frames
@@ -127,7 +115,8 @@ class _Fetcher:
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""
-        self._ready: deque[_Fetched] = deque()
+        self._ready: deque[tuple[Delivery, float]] = deque()
+        """Batches, each with the time at which it becomes too old to be handed out."""
         self._asked = 0
         """1 while the caller waits for a batch."""
         self._frames_fetched = 0
@@ -136,7 +125,9 @@ class _Fetcher:
         self._end: ClientError | Literal["done"] | None = None
         self._current: Delivery | None = None
         self._acked: deque[str] = deque(maxlen=_REMEMBERED)
-        self._uses_memory = wanted.get("memory", "auto") == "auto" and memory.is_possible(head.address)
+        self._uses_memory = (
+            wanted.get("memory", "auto") == "auto" and head.address.is_loopback and Path("/proc/net/tcp").exists()
+        )
         self._mappings: Mappings | None = None
         self._thread = threading.Thread(target=self._fetch_all, name="cormorant-batches", daemon=True)
         self._thread.start()
@@ -148,24 +139,21 @@ class _Fetcher:
     def take(self, timeout: float | None) -> Delivery | None:
         """Wait for the next batch; None at the end."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        while (fetched := self._next_ready(deadline, timeout)) is not None:
-            batch = fetched.batch
+        while (ready := self._next_ready(deadline, timeout)) is not None:
+            batch, stale_at = ready
             if batch.id in self._acked:
                 # It was acknowledged late, after the head had delivered it again.
                 batch.ack()
-            elif fetched.is_fresh and self._hand_out(batch):
-                return batch
             else:
+                with self._condition:
+                    if time.monotonic() < stale_at and not self._is_stopped:
+                        self._current = batch
+                        return batch
                 self._release(batch)
             with self._condition:
                 self._frames_fetched -= batch.num_frames
                 self._condition.notify_all()
         return None
-
-    def finish_current(self) -> None:
-        """Acknowledge the batch that was handed out last."""
-        if (current := self.take_current()) is not None:
-            current.ack()
 
     def take_current(self) -> Delivery | None:
         """Take over the batch that was handed out last: `stop` does not release it then."""
@@ -184,7 +172,7 @@ class _Fetcher:
             self._fetching.close()
             self._thread.join()
         with self._condition:
-            left = [fetched.batch for fetched in self._ready]
+            left = [batch for batch, _ in self._ready]
             self._ready.clear()
             if self._current is not None:
                 left.insert(0, self._current)
@@ -193,15 +181,7 @@ class _Fetcher:
             if not batch.is_acked:
                 self._release(batch)
 
-    def _hand_out(self, batch: Delivery) -> bool:
-        """Make this the current batch; False if the fetcher was stopped in the meantime."""
-        with self._condition:
-            if self._is_stopped:
-                return False
-            self._current = batch
-            return True
-
-    def _next_ready(self, deadline: float | None, timeout: float | None) -> _Fetched | None:
+    def _next_ready(self, deadline: float | None, timeout: float | None) -> tuple[Delivery, float] | None:
         with self._condition:
             self._asked = 1
             self._condition.notify_all()
@@ -233,7 +213,8 @@ class _Fetcher:
     def _release(self, batch: Delivery) -> None:
         batch.forget()
         with suppress(ClientError):  # the head takes it back when its time limit expires
-            self._head.post(_release_path(batch.id, batch.delivery), patience_s=_GIVE_BACK_S)
+            path = f"/v1/batches/{quoted(batch.id)}/release?delivery={batch.delivery}"
+            self._head.post(path, patience_s=_GIVE_BACK_S)
 
     def _fetch_all(self) -> None:
         try:
@@ -241,13 +222,20 @@ class _Fetcher:
                 fetched = self._fetch()
                 if fetched is None:
                     continue
-                if self._is_first_of_another_head(fetched.batch):
-                    self._release(fetched.batch)
-                    continue
+                batch, _ = fetched
+                before, self._head_id = self._head_id, batch.id.rpartition("-")[0]
                 with self._condition:
-                    self._ready.append(fetched)
-                    self._frames_fetched += fetched.batch.num_frames
-                    self._condition.notify_all()
+                    is_first_of_another_head = before not in ("", self._head_id)
+                    # The caller may have made weights of the earlier head's batches while this one was collected, which
+                    # its head did not know of: release it once the caller asks and has none of those left.
+                    while is_first_of_another_head and not self._is_stopped and (self._ready or not self._asked):
+                        self._condition.wait()
+                    if not is_first_of_another_head:
+                        self._ready.append(fetched)
+                        self._frames_fetched += batch.num_frames
+                        self._condition.notify_all()
+                if is_first_of_another_head:
+                    self._release(batch)
             # The client was closed, unless `stop` ended the iteration before.
             self._finish(ClientClosed() if self._is_stopped else "done")
         except StreamEnded:
@@ -271,25 +259,13 @@ class _Fetcher:
                 self._condition.wait()
             return False
 
-    def _is_first_of_another_head(self, batch: Delivery) -> bool:
-        """True once the caller asks for a batch and has none of the earlier head: this one may have been collected
-        while the caller still made weights of an earlier batch, which its head did not know of.
-        """
-        before, self._head_id = self._head_id, batch.id.rpartition("-")[0]
-        if before in ("", self._head_id):
-            return False
-        with self._condition:
-            while not self._is_stopped and (self._ready or not self._asked):
-                self._condition.wait()
-        return True
-
     def _finish(self, end: ClientError | Literal["done"]) -> None:
         """End the iteration; the first end counts."""
         with self._condition:
             self._end = self._end or end
             self._condition.notify_all()
 
-    def _fetch(self) -> _Fetched | None:
+    def _fetch(self) -> tuple[Delivery, float] | None:
         accept = f"{headers.MEMORY_JSON}, {headers.SAFETENSORS}" if self._uses_memory else headers.SAFETENSORS
         reply = self._fetching.send(
             "GET",
@@ -308,12 +284,12 @@ class _Fetcher:
             return None
         if reply.headers.get("content-type", "").startswith(headers.MEMORY_JSON):
             return self._map(reply, at)
-        batch = decode(reply.body, on_ack=self._ack)
-        return _Fetched(batch=batch, within_s=float(reply.headers.get(headers.ACK_WITHIN.lower(), "60")), at=at)
+        stale_at = at + _FRESH * float(reply.headers.get(headers.ACK_WITHIN.lower(), "60"))
+        return decode(reply.body, on_ack=self._ack), stale_at
 
-    def _map(self, reply: HttpReply, at: float) -> _Fetched | None:
+    def _map(self, reply: HttpReply, at: float) -> tuple[Delivery, float] | None:
         told = self._head.parse(MemoryBatch, reply)
-        mappings = self._mappings = self._mappings or Mappings(self._fetching.listeners())
+        mappings = self._mappings = self._mappings or Mappings(self._fetching)
         held = Held()
         try:
             parts = [
@@ -334,11 +310,7 @@ class _Fetcher:
             held.release()
             # A head that was killed in between has forgotten the batch; its successor's memory may be accessible.
             with suppress(NotFound):
-                self._head.post(_release_path(told.id, told.delivery))
+                self._head.post(f"/v1/batches/{quoted(told.id)}/release?delivery={told.delivery}")
                 self._uses_memory = False  # the head delivers the same batch again, as bytes
             return None
-        return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)
-
-
-def _release_path(batch: str, delivery: int) -> str:
-    return f"/v1/batches/{quoted(batch)}/release?delivery={delivery}"
+        return batch, at + _FRESH * told.ack_within_s

@@ -263,7 +263,13 @@ def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
     own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     num_steps, num_envs = int(entry["num_steps"]), int(entry["num_envs"])
     for name, array in own.items():
-        wanted = _leading_shape(name, num_steps, num_envs, int(entry["num_ends"]))
+        wanted: tuple[tuple[int, ...], ...] = ((num_steps, num_envs),)
+        if name == "collector/lengths":
+            wanted = ((num_envs,),)
+        elif name.startswith((_FINAL, "ends/")):
+            wanted = ((int(entry["num_ends"]),),)
+        elif name not in _OWN_KEYS:
+            wanted = ((num_steps, num_envs), (num_steps + 1, num_envs))
         if array.shape[: len(wanted[0])] not in wanted:
             raise BadBatch(f'tensor "{prefix}{name}" has shape {array.shape}, but the metadata says {wanted[0]}')
     return Part(
@@ -276,25 +282,20 @@ def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
     )
 
 
-def _leading_shape(name: str, steps: int, envs: int, ends: int) -> tuple[tuple[int, ...], ...]:
-    if name == "collector/lengths":
-        return ((envs,),)
-    if name.startswith((_FINAL, "ends/")):
-        return ((ends,),)
-    if name in _OWN_KEYS:
-        return ((steps, envs),)
-    return ((steps, envs), (steps + 1, envs))
-
-
 def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     longest = max(part.num_steps for part in parts)
     # A part without a step has no rows, but keeps its columns.
     model = max(parts, key=lambda part: part.num_steps)
-    # False behind a column's last frame.
+    # False behind a column's last frame, where every value becomes zero.
     masks_TB = [np.arange(part.num_steps)[:, None] < part.arrays["collector/lengths"][None, :] for part in parts]
     for part, mask_TB in zip(parts, masks_TB, strict=True):
-        if not mask_TB.all():
-            _blank_padding(part, mask_TB)
+        rows, columns = np.nonzero(~mask_TB)
+        for name, array in part.arrays.items():
+            if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):
+                continue
+            # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
+            is_carried = name not in _OWN_KEYS and array.shape[0] == part.num_steps + 1
+            array[rows + 1 if is_carried else rows, columns] = 0
 
     def joined(name: str) -> Array:
         """Rows 0..T-1 of every part, `[W*B, T, ...]`."""
@@ -321,16 +322,6 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     if "is_init" in model.arrays:
         root["is_init"] = joined("is_init")[..., None]
     return root
-
-
-def _blank_padding(part: Part, mask_TB: Array) -> None:
-    rows, columns = np.nonzero(~mask_TB)
-    for name, array in part.arrays.items():
-        if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):
-            continue
-        # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
-        is_carried = name not in _OWN_KEYS and array.shape[0] == part.num_steps + 1
-        array[rows + 1 if is_carried else rows, columns] = 0
 
 
 def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:

@@ -108,7 +108,16 @@ class HeadError(ClientError):
     """The head answered with a problem document."""
 
     def __init__(self, problem: Problem) -> None:
-        super().__init__(_sentence(problem))
+        text = problem.detail or problem.title
+        if problem.type.startswith(TYPE_PREFIX) and problem.kind == ProblemType.TENSOR_MISMATCH:
+            named = [
+                f"{what}: {', '.join(found.names[:_NAMED_TENSORS])}{' ...' if found.count > _NAMED_TENSORS else ''}"
+                for what in _DIFFERENCES
+                if (found := getattr(problem, what)) is not None and found.count
+            ]
+            if named and not any(part in text for part in named):
+                text = f"{text} ({'; '.join(named)})"
+        super().__init__(text)
         self.problem: Problem = problem
         """The problem document."""
         self.is_of_repetition: bool = False
@@ -217,16 +226,3 @@ def error_for(status: int, body: bytes, *, where: str) -> HeadError:
         problem = Problem(type="about:blank", title=f"HTTP {status}", status=status, detail=detail)
     known = _BY_KIND.get(problem.kind) or _BY_STATUS.get(status)
     return (known or (HeadFailed if status >= 500 else Refused))(problem)
-
-
-def _sentence(problem: Problem) -> str:
-    text = problem.detail or problem.title
-    if problem.type.startswith(TYPE_PREFIX) and problem.kind == ProblemType.TENSOR_MISMATCH:
-        named = [
-            f"{what}: {', '.join(found.names[:_NAMED_TENSORS])}{' ...' if found.count > _NAMED_TENSORS else ''}"
-            for what in _DIFFERENCES
-            if (found := getattr(problem, what)) is not None and found.count
-        ]
-        if named and not any(part in text for part in named):
-            text = f"{text} ({'; '.join(named)})"
-    return text

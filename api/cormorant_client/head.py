@@ -194,10 +194,6 @@ class HeadConnection:
                 raise error_for(response.status, response.read(), where=f"GET {path}")
             yield response
 
-    def listeners(self) -> tuple[Address, ...]:
-        """Addresses that requests currently use."""
-        return (self.address, self.bulk) if self.bulk else (self.address,)
-
     def close(self, how: int = socket.SHUT_RDWR) -> None:
         self.transport.close(how)
 

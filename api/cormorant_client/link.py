@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Unpack
 
-from cormorant_client.batches import RemoteBatches, StreamOptions
+from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
 from cormorant_client.errors import BatchTimeout
 from cormorant_client.publishing import MAIN_MODEL
@@ -78,7 +78,16 @@ class LearnerLink:
     def batches(self) -> "Iterator[TensorDict]":
         """Iterate like `Client.batches`, and measure staleness. Publishes again if a new head lacks the weights."""
         with self._client.batches(**self._wanted) as stream:
-            while (batch := self._next(stream)) is not None:
+            while True:
+                try:
+                    batch = stream.next(_LOOK_S)
+                except BatchTimeout:
+                    # A head without its predecessor's weights collects nothing for a while, in case a learner has them.
+                    if self._client.version < self.version:
+                        self.publish()
+                    continue
+                if batch is None:
+                    return
                 found = batch["collector"]
                 acted = found["policy_version"][found["mask"]] if "mask" in found else found["policy_version"]
                 acted = acted[acted >= 0]
@@ -86,15 +95,6 @@ class LearnerLink:
                     lag = (self.version - acted).clamp(min=0)
                     self._seen.append((acted.numel(), int(lag.sum()), int(lag.max())))
                 yield batch
-
-    def _next(self, stream: "RemoteBatches[TensorDict]") -> "TensorDict | None":
-        while True:
-            try:
-                return stream.next(_LOOK_S)
-            except BatchTimeout:
-                # A head without its predecessor's weights collects nothing for a while, in case a learner has them.
-                if self._client.version < self.version:
-                    self.publish()
 
     def step(self) -> None:
         """Count one learner update; publishes after every `publish_every` of them.

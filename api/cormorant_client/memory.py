@@ -14,9 +14,8 @@ import re
 import time
 import weakref
 from contextlib import suppress
-from pathlib import Path
 
-from cormorant_client.address import Address
+from cormorant_client.head import HeadConnection
 
 _PATH = re.compile(r"^/proc/([0-9]+)/fd/[0-9]+$")
 _LOCK_WITHIN_S = 1.0
@@ -24,11 +23,6 @@ _LOCK_WITHIN_S = 1.0
 
 class NotHere(Exception):
     """This process cannot open the head's memory."""
-
-
-def is_possible(address: Address) -> bool:
-    """False if shared memory cannot work: another machine, or a system without /proc."""
-    return address.is_loopback and Path("/proc/net/tcp").exists()
 
 
 class Held:
@@ -50,8 +44,8 @@ class Held:
 class Mappings:
     """Maps the head's memory. Each batch gets its own mappings, which end with its last array."""
 
-    def __init__(self, listeners: tuple[Address, ...]) -> None:
-        self._ports = {address.port for address in listeners if address.is_loopback}
+    def __init__(self, head: HeadConnection) -> None:
+        self._ports = {used.port for used in (head.address, head.bulk) if used is not None and used.is_loopback}
         self._heads: set[int] = set()
         """Pids verified to be the head."""
 

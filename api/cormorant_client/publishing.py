@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -69,12 +70,23 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
     """
     refuse_empty(WeightsError, model=model)
     data = file_of(weights)
-    if metadata:
-        _check_metadata(metadata, is_file=data is not None)
+    if metadata and data is not None:
+        raise WeightsError("metadata cannot be added to a safetensors file; save the file with its metadata")
     if data is not None:
         return Body(model=model, pieces=(data,))
+    if metadata and not all(isinstance(text, str) for item in metadata.items() for text in item):
+        raise WeightsError("metadata must map strings to strings; encode other values, for example with json.dumps")
+    if metadata and (size := len(json.dumps(dict(metadata)))) > MAX_METADATA_BYTES:
+        raise WeightsError(
+            f"the metadata has {size:,} bytes as JSON, the limit is {MAX_METADATA_BYTES:,}; store the data "
+            "in a file and its location here"
+        )
     flat, has_models = tensors_by_name(weights)
-    return Body(model="" if has_models else model, pieces=_pieces(flat, metadata))
+    found = [(name, *_bytes_of(name, value)) for name, value in flat.items()]
+    # Widest elements first, so that each tensor is aligned for its dtype.
+    found.sort(key=lambda entry: -(len(entry[3]) // max(1, prod(entry[2]))))
+    header, _ = make_header(((name, dtype, shape) for name, dtype, shape, _ in found), metadata)
+    return Body(model="" if has_models else model, pieces=(header, *(piece for *_, piece in found if len(piece))))
 
 
 class Update(Receipt):
@@ -116,18 +128,15 @@ class Update(Receipt):
 
     @property
     def applied(self) -> tuple[str, ...]:
-        return self._in_state("applied")
+        return tuple(found.worker for found in self.receipts if found.state == "applied")
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        return self._in_state("waiting")
+        return tuple(found.worker for found in self.receipts if found.state == "waiting")
 
     @property
     def refused(self) -> dict[str, str]:
         return {found.worker: found.error for found in self.receipts if found.state == "refused"}
-
-    def _in_state(self, state: rest.ReceiptState) -> tuple[str, ...]:
-        return tuple(found.worker for found in self.receipts if found.state == state)
 
     def refresh(self, *, wait_s: float = 0.0) -> "Update":
         """Ask for the current state; the head answers at once, or when the update ends within `wait_s`."""
@@ -232,31 +241,6 @@ class PulledWeights:
 
 def _named(names: Sequence[str]) -> str:
     return f" ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})" if names else ""
-
-
-def _check_metadata(metadata: Mapping[str, str], *, is_file: bool) -> None:
-    if is_file:
-        raise WeightsError("metadata cannot be added to a safetensors file; save the file with its metadata")
-    if not all(isinstance(text, str) for item in metadata.items() for text in item):
-        raise WeightsError("metadata must map strings to strings; encode other values, for example with json.dumps")
-    if (size := len(json.dumps(dict(metadata)))) > MAX_METADATA_BYTES:
-        raise WeightsError(
-            f"the metadata has {size:,} bytes as JSON, the limit is {MAX_METADATA_BYTES:,}; store the data "
-            "in a file and its location here"
-        )
-
-
-def _pieces(flat: Mapping[str, Any], metadata: Mapping[str, str] | None) -> tuple[Bytes, ...]:
-    # Widest elements first, so that each tensor is aligned for its dtype.
-    found = sorted(((name, *_bytes_of(name, value)) for name, value in flat.items()), key=_alignment)
-    header, _ = make_header(((name, dtype, shape) for name, dtype, shape, _ in found), metadata)
-    return (header, *(piece for _, _, _, piece in found if len(piece)))
-
-
-def _alignment(entry: tuple[str, str, tuple[int, ...], memoryview]) -> int:
-    _name, _dtype, shape, piece = entry
-    count = int(np.prod(shape, dtype=np.int64))
-    return -(len(piece) // count) if count else 0
 
 
 def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:

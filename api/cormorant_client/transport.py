@@ -102,7 +102,18 @@ class Transport:
             Broken: the connection broke or none was made.
         """
         with self.open(address, method, path, headers=headers, body=body, wait_s=wait_s) as response:
-            received = _receive(response)
+            if response.length is None:
+                received = memoryview(bytearray(response.read()))
+            else:
+                # Not zeroed, unlike a bytearray: every byte is about to be written.
+                received = memoryview(np.empty(response.length, np.uint8))  # type: ignore[arg-type]  # arrays are buffers
+                at = 0
+                while at < len(received):
+                    count = response.readinto(received[at:])
+                    if not count:
+                        raise http.client.IncompleteRead(b"", len(received) - at)
+                    at += count
+                response.close()
             told = {name.lower(): value for name, value in response.getheaders()}
             return HttpReply(status=response.status, headers=told, body=received)
 
@@ -130,7 +141,29 @@ class Transport:
         """
         connection, is_reusable = self._take(address), False
         try:
-            response = self._exchange(connection, method, address.prefix + path, headers or {}, body, wait_s)
+            connection.putrequest(method, address.prefix + path, skip_accept_encoding=True)
+            sent = {"Authorization": f"Bearer {self.token}"} if self.token else {}
+            sent.update(headers or {})
+            if "opentelemetry.trace" in sys.modules:  # a publish continues the trace of the caller's span
+                from opentelemetry.propagate import inject
+
+                inject(sent)
+            size = sum(len(piece) for piece in body)
+            if body or method in {"PUT", "POST"}:
+                sent["Content-Length"] = str(size)
+            for name, value in sent.items():
+                connection.putheader(name, value)
+            # The head may refuse before it has read the whole body; its answer says why, if it can still be read.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                if 0 < size < _SEND_AT_ONCE:
+                    connection.endheaders(b"".join(body))
+                else:
+                    connection.endheaders()
+                    for piece in body:
+                        for start in range(0, len(piece), _SEND_AT_ONCE):
+                            connection.send(memoryview(piece)[start : start + _SEND_AT_ONCE])
+                connection.sock.settimeout(self.timeout_s + wait_s)
+            response = connection.getresponse()
             yield response
             is_reusable = response.isclosed() and not response.will_close
         except (OSError, http.client.HTTPException) as error:
@@ -162,42 +195,14 @@ class Transport:
             for twin in tuple(self._twins):
                 twin.close(how)
 
-    def _exchange(
-        self,
-        connection: http.client.HTTPConnection,
-        method: str,
-        path: str,
-        headers: Mapping[str, str],
-        body: Sequence[Bytes],
-        wait_s: float,
-    ) -> http.client.HTTPResponse:
-        size = sum(len(piece) for piece in body)
-        connection.putrequest(method, path, skip_accept_encoding=True)
-        own = {"Authorization": f"Bearer {self.token}"} if self.token else {}
-        for name, value in {**own, **headers, **_trace_context()}.items():
-            connection.putheader(name, value)
-        if body or method in {"PUT", "POST"}:
-            connection.putheader("Content-Length", str(size))
-        try:
-            if 0 < size < _SEND_AT_ONCE:
-                connection.endheaders(b"".join(body))
-            else:
-                connection.endheaders()
-                for piece in body:
-                    for start in range(0, len(piece), _SEND_AT_ONCE):
-                        connection.send(memoryview(piece)[start : start + _SEND_AT_ONCE])
-        except (BrokenPipeError, ConnectionResetError):
-            # The head may have refused before it read the whole body; its answer says why, if it can still be read.
-            return connection.getresponse()
-        connection.sock.settimeout(self.timeout_s + wait_s)
-        return connection.getresponse()
-
     def _take(self, address: Address) -> http.client.HTTPConnection:
         with self._lock:
             kept = self._idle.get(address, [])
             while kept:
                 connection = kept.pop()
-                if not _was_closed(connection):
+                poll = select.poll()
+                poll.register(connection.sock, select.POLLIN)
+                if not poll.poll(0):  # one that is readable was closed by the head in the meantime
                     self._in_use.add(connection)
                     connection.sock.settimeout(self.timeout_s)
                     return connection
@@ -241,38 +246,6 @@ def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
     for kept in idle.values():
         while kept:
             kept.pop().close()
-
-
-def _receive(response: http.client.HTTPResponse) -> memoryview:
-    if response.length is None:
-        return memoryview(bytearray(response.read()))
-    # Not zeroed, unlike a bytearray: every byte is about to be written.
-    buffer = memoryview(np.empty(response.length, np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
-    at = 0
-    while at < len(buffer):
-        count = response.readinto(buffer[at:])
-        if not count:
-            raise http.client.IncompleteRead(b"", len(buffer) - at)
-        at += count
-    response.close()
-    return buffer
-
-
-def _was_closed(connection: http.client.HTTPConnection) -> bool:
-    """An idle connection that is readable: the head closed it in the meantime."""
-    poll = select.poll()
-    poll.register(connection.sock, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _trace_context() -> dict[str, str]:
-    """`traceparent` of the caller's span, where the caller uses OpenTelemetry: a publish continues its trace."""
-    carrier: dict[str, str] = {}
-    if "opentelemetry.trace" in sys.modules:
-        from opentelemetry.propagate import inject
-
-        inject(carrier)
-    return carrier
 
 
 def _reason(error: Exception) -> str:
