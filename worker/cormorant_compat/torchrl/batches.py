@@ -16,7 +16,7 @@ from cormorant_compat.torchrl.settings import CollectorSettings, limit
 from cormorant_postproc import frames_of, split_trajectories
 from cormorant_postproc.pieces import first_step
 from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
-from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.block import Block
 
 _IDS = ("collector", "traj_ids")
 _MASK = ("collector", "mask")
@@ -57,17 +57,6 @@ def add_torchrls(
     if is_compact:
         carried = [key for key in batch.keys(True, True) if (key if isinstance(key, str) else key[-1]) not in FLAGS]
         batch["next"] = following.exclude(*carried)
-
-
-def refuse_flags_of_groups(layout: Layout) -> None:
-    """Refuse to cut trajectories of environments whose groups of agents have flags: they would not be told."""
-    for leaf in layout.observation:
-        # Gymnasium's observations lie below "observation".
-        if leaf.key[-1] == "done" and leaf.key[:-1] not in ((), ("observation",)):
-            raise ValueError(
-                f"max_frames_per_traj does not reach {'.'.join(leaf.key)}, a flag of a group of "
-                "agents; let the environment cut its trajectories (torchrl.envs.StepCounter)"
-            )
 
 
 def mark_padding(batch: TensorDictBase) -> None:

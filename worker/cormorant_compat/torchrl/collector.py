@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -16,19 +17,20 @@ from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import Policy
 from cormorant_compat.torchrl import batches
-from cormorant_compat.torchrl.distant import ReachesWorkers
+from cormorant_compat.torchrl.distant import execute_in_worker
 from cormorant_compat.torchrl.free_running import FreeRunning
-from cormorant_compat.torchrl.makers import Calls, place_envs
+from cormorant_compat.torchrl.makers import place_envs
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
 from cormorant_compat.torchrl.policy import (
     Number,
     Weights,
     WeightUpdater,
     as_policy,
+    call_factory,
     on_cpu,
     read_weights,
 )
-from cormorant_compat.torchrl.settings import Hook, broadcast, devices_of, limit, storing_devices
+from cormorant_compat.torchrl.settings import Hook, broadcast, check_device, devices_of, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -53,7 +55,7 @@ class NoLength(RuntimeError, TypeError):
     """The number of batches is unknown. A TypeError, so that `list(collector)` works without a length."""
 
 
-class FleetCollector(ReachesWorkers):
+class FleetCollector:
     """Collectors in processes on this machine, like TorchRL's. Use as a context manager, or call `shutdown`.
 
     Iterating gives batches: `[W, B, T]` in sync mode, one collector's `[B, T]` in async mode; without B where each
@@ -82,15 +84,18 @@ class FleetCollector(ReachesWorkers):
         self.post_collect_hook = plan.settings.post_collect_hook
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
         settings, count = plan.settings, plan.num_collectors
-        # Where workers fill the buffer themselves, no batch is handed out here.
-        self._storing = (
-            ("cpu",) * count
-            if self._extends_in_workers
-            else storing_devices(settings.storing_device, settings.device, count)
-        )
+        self._storing = ["cpu"] * count
+        """By collector: device of its batches, in this process."""
+        if not self._extends_in_workers:  # else no batch is handed out here
+            stored = devices_of(settings.storing_device, "storing_device", count, is_remote=False)
+            usual = devices_of(settings.device, "device", count, is_remote=True)
+            self._storing = [
+                one or check_device(other or "cpu", "storing_device (left out, so that of device)")
+                for one, other in zip(stored, usual, strict=True)
+            ]
         if plan.mode == "sync" and len(set(self._storing)) > 1:
             raise ValueError(
-                f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
+                f"storing_device {self._storing} differs between collectors whose batches are stacked; give one"
             )
         place_envs(plan.makers, plan.settings.env_device)
         made = self._all_parts()
@@ -114,12 +119,14 @@ class FleetCollector(ReachesWorkers):
         self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
         self.fleet: WorkerFleet = self._open(plan.job(), made)
         """The fleet itself: its state, statistics and events."""
-        if self._counts is not None:
-            try:
-                batches.refuse_flags_of_groups(self.fleet.layout)
-            except BaseException:
+        for leaf in () if self._counts is None else self.fleet.layout.observation:
+            # Gymnasium's observations lie below "observation".
+            if leaf.key[-1] == "done" and leaf.key[:-1] not in ((), ("observation",)):
                 self._close()
-                raise
+                raise ValueError(
+                    f"max_frames_per_traj does not reach {'.'.join(leaf.key)}, a flag of a group of "
+                    "agents; let the environment cut its trajectories (torchrl.envs.StepCounter)"
+                )
 
     # -- what to run -------------------------------------------------------------------------------------------
 
@@ -153,8 +160,7 @@ class FleetCollector(ReachesWorkers):
             WorkerOverrides(
                 envs=self._plan.makers[i],
                 policy=None if factories[i] is not None else on_cpu(self._policy),
-                policy_factory=None if factories[i] is None else Calls(factories[i], is_trusted=is_trusted),
-                takes_spaces=True,
+                policy_factory=None if factories[i] is None else partial(call_factory, factories[i], is_trusted),
                 settings=overrides[i],
                 on_batch=store,
                 device=devices[i] or general[i] or "cpu",
@@ -167,11 +173,11 @@ class FleetCollector(ReachesWorkers):
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over batches until `total_frames`; yields None for each batch that goes into a replay buffer."""
-        return self.iterator()
-
-    def iterator(self) -> Iterator[Batch]:
         while (found := self._collect()) is not None:
             yield found[0]
+
+    def iterator(self) -> Iterator[Batch]:
+        return iter(self)
 
     def next(self) -> Batch:
         """One batch; None when all have been handed out, or when the batch went into a replay buffer."""
@@ -194,28 +200,46 @@ class FleetCollector(ReachesWorkers):
         return -(-self._settings.frames_per_batch // step) * step
 
     def _collect(self) -> tuple[Batch] | None:
-        if self._pool is not None:
-            return self._collect_episodes(self._pool)
-        loan = self._begin()
-        if loan is None:
-            return None
-        batch = None if self._extends_in_workers else self._deliver(loan)
-        self._frames += loan.num_frames
-        self._iterations += 1
-        return (None,) if batch is None else self._hand_out(batch)
-
-    def _collect_episodes(self, pool: batches.EpisodePool) -> tuple[Batch] | None:
-        while not pool.complete:
-            loan = self._begin()
-            if loan is None:
-                if not pool.finish():
-                    return None
-                break
-            batch = self._frames_of(loan)
+        """The next batch, in a tuple; None when nothing is left."""
+        if (pool := self._pool) is not None:
+            while not pool.complete:
+                loan = self._begin()
+                if loan is None:
+                    if not pool.finish():
+                        return None
+                    break
+                batch = self._frames_of(loan)
+                self._frames += loan.num_frames
+                pool.add(self._place(batch, loan), _envs_of(batch, loan))
+            batch = pool.complete.popleft()
+        else:
+            if (loan := self._begin()) is None:
+                return None
             self._frames += loan.num_frames
-            pool.add(self._place(batch, loan), _envs_of(batch, loan))
+            if self._extends_in_workers:
+                self._iterations += 1
+                return (None,)
+            batch = self._frames_of(loan)
+            if self._settings.split_trajs:
+                batch = split_trajectories(batch)
+            else:
+                batches.mark_padding(batch)
+                rows, steps = batch.shape
+                workers, envs = len(loan.parts), rows // len(loan.parts)
+                is_stacked = self._plan.mode == "sync" and (self._stacks_one or workers > 1)
+                shape = [size for size, is_there in ((workers, is_stacked), (envs, envs > 1)) if is_there]
+                batch = batch.reshape(*shape, steps)
+                batch.names = [None] * len(shape) + ["time"]
+            batch = self._place(batch, loan)
         self._iterations += 1
-        return self._hand_out(self._processed(pool.complete.popleft()))
+        if self.postproc is not None:
+            batch = self.postproc(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
+        if self._settings.replay_buffer is None:
+            return (batch,)
+        batches.extend_buffer(self._settings.replay_buffer, batch)
+        return (None,)
 
     def _begin(self) -> Loan | None:
         if self.pre_collect_hook is not None and not 0 < limit(self._settings.total_frames) <= self._frames:
@@ -232,30 +256,6 @@ class FleetCollector(ReachesWorkers):
             self._taken.release()
             self._taken = self.fleet.borrow()
         return self._taken
-
-    def _deliver(self, loan: Loan) -> TensorDictBase:
-        batch = self._frames_of(loan)
-        if self._settings.split_trajs:
-            return self._processed(self._place(split_trajectories(batch), loan))
-        batches.mark_padding(batch)
-        rows, steps = batch.shape
-        workers, envs = len(loan.parts), rows // len(loan.parts)
-        is_stacked = self._plan.mode == "sync" and (self._stacks_one or workers > 1)
-        shape = [size for size, is_there in ((workers, is_stacked), (envs, envs > 1)) if is_there]
-        shaped = batch.reshape(*shape, steps)
-        shaped.names = [None] * len(shape) + ["time"]
-        return self._processed(self._place(shaped, loan))
-
-    def _processed(self, batch: TensorDictBase) -> TensorDictBase:
-        return batch if self.postproc is None else self.postproc(batch)
-
-    def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
-        if self.post_collect_hook is not None:
-            self.post_collect_hook(batch)
-        if self._settings.replay_buffer is None:
-            return (batch,)
-        batches.extend_buffer(self._settings.replay_buffer, batch)
-        return (None,)
 
     def _frames_of(self, loan: Loan) -> TensorDictBase:
         """`[R, T]`, contiguous in memory of its own as TorchRL's, with root flags and counts of steps."""
@@ -441,6 +441,35 @@ class FleetCollector(ReachesWorkers):
             for key in ("frames", "version", "phase")
         }
         return sizes | ({} if workers == "per_worker" else general) | ({} if workers == "aggregate" else each)
+
+    @property
+    def num_workers(self) -> int:
+        return self._plan.num_collectors
+
+    def get_distant_attr(self, attr: str) -> Any:
+        """An attribute in each collector's process, between batches, pickled: `"env.batch_size"`, `"policy"`."""
+        return self.map_fn("get_distant_attr", [(attr,)] * self.num_workers)
+
+    def map_fn(
+        self,
+        method_name: str,
+        list_of_args: Sequence[Sequence[Any]] | None = None,
+        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
+    ) -> list[Any]:
+        """Call a method in each collector's process, between batches: `"env.set_level"`, `"reset"`, `"policy.eval"`,
+        with one entry of arguments for each collector. Returns the results in their order; raises what a call raised.
+        """
+        given = list_of_args or [()] * self.num_workers, list_of_kwargs or [{}] * self.num_workers
+        for entries in given:
+            if len(entries) != self.num_workers:
+                raise ValueError(f"Expected {self.num_workers} argument entries, one a collector, got {len(entries)}")
+        found = self.fleet.call(partial(execute_in_worker, method_name, list(zip(*given, strict=True))))
+        if method_name == "reset":
+            self._forget_episodes()
+        results = [found[name] for name in sorted(found, key=number_of)]
+        if errors := [result for result in results if isinstance(result, Exception)]:
+            raise errors[0]
+        return results
 
     # -- running free, the end ---------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.makers import count_collectors, is_env, share_out
+from cormorant_compat.torchrl.makers import Maker, count_collectors, is_env, share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, Mode
 from cormorant_compat.torchrl.settings import (
     LocalKeywords,
@@ -105,11 +105,7 @@ class Collector(FleetCollector):
         del backend, num_collectors, sync, backend_options  # `__new__` chose by them
         fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
-        settings = read_settings(given, num_collectors=1)
-        makers = share_out(fns, create_env_kwargs, len(fns), 1)
-        super().__init__(
-            CollectionPlan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
-        )
+        super().__init__(_plan("async", share_out(fns, create_env_kwargs, len(fns), 1), policy, given, _drawn_seed()))
 
     def _all_parts(self) -> list[WorkerOverrides]:
         (parts,) = super()._all_parts()
@@ -180,10 +176,7 @@ class _MultiCollector(FleetCollector):
         count = count_collectors(create_env_fn, num_workers, "num_workers")
         makers = share_out(create_env_fn, create_env_kwargs, 1, count)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
-        settings = read_settings(given, num_collectors=len(makers))
-        super().__init__(
-            CollectionPlan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed())
-        )
+        super().__init__(_plan(self.mode, makers, policy, given, _drawn_seed()))
 
 
 class MultiSyncCollector(_MultiCollector):
@@ -231,7 +224,8 @@ def sync_sync_collector(
         ValueError, TypeError: invalid arguments; before anything starts.
         WorkerFailed: a collector cannot start.
     """
-    return _make("sync", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+    makers = share_out(env_fns, env_kwargs, num_env_per_collector, num_collectors)
+    return FleetCollector(_plan("sync", makers, policy, kwargs))
 
 
 def sync_async_collector(
@@ -245,22 +239,15 @@ def sync_async_collector(
     """Asynchronous collectors: they keep collecting while the learner learns, and the first complete batch is yielded
     first. Raises as `sync_sync_collector`.
     """
-    return _make("async", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+    makers = share_out(env_fns, env_kwargs, num_env_per_collector, num_collectors)
+    return FleetCollector(_plan("async", makers, policy, kwargs))
 
 
-def _make(
-    mode: Mode,
-    env_fns: Any,
-    env_kwargs: Any,
-    per: int | None,
-    count: int | None,
-    policy: Any,
-    kwargs: Mapping[str, Any],
-    seed: int = 0,
-) -> FleetCollector:
-    makers = share_out(env_fns, env_kwargs, per, count)
-    settings = read_settings(kwargs, num_collectors=len(makers))
-    return FleetCollector(CollectionPlan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
+def _plan(
+    mode: Mode, makers: tuple[tuple[Maker, ...], ...], policy: Any, given: Mapping[str, Any], seed: int = 0
+) -> CollectionPlan:
+    settings = read_settings(given, num_collectors=len(makers))
+    return CollectionPlan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed)
 
 
 @dataclass
@@ -343,7 +330,8 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
         kwargs["init_random_frames"] = cfg.init_random_frames
         if cfg.multi_step:
             kwargs["postproc"] = MultiStep(gamma=getattr(cfg, "gamma", 0.99), n_steps=cfg.n_steps_return)
-    return _make(mode, make_env, env_kwargs, 1, -(-workers // per), policy, kwargs, seed)
+    makers = share_out(make_env, env_kwargs, 1, -(-workers // per))
+    return FleetCollector(_plan(mode, makers, policy, kwargs, seed))
 
 
 def _drawn_seed() -> int:

@@ -2,18 +2,13 @@
 
 import re
 from ast import literal_eval
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from cormorant_compat.torchrl.plan import CollectionPlan, number_of
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.policy.actor import PolicyActor
-
-if TYPE_CHECKING:
-    from cormorant_worker.fleet.fleet import WorkerFleet
 
 _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[('[^']*'|"[^"]*"|-?\d+)\]""")
 """One step of a path of attributes: `.stats`, `['policy']`, `[0]`."""
@@ -47,57 +42,19 @@ def execute(root: Any, path: str, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
-class ReachesWorkers:
-    """The two methods, of collectors whose fleet's workers are processes."""
-
-    fleet: "WorkerFleet"
-    _plan: CollectionPlan
-    _forget_episodes: Callable[[], None]
-
-    @property
-    def num_workers(self) -> int:
-        return self._plan.num_collectors
-
-    def get_distant_attr(self, attr: str) -> Any:
-        """An attribute in each collector's process, between batches, pickled: `"env.batch_size"`, `"policy"`."""
-        return self.map_fn("get_distant_attr", [(attr,)] * self.num_workers)
-
-    def map_fn(
-        self,
-        method_name: str,
-        list_of_args: Sequence[Sequence[Any]] | None = None,
-        list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
-    ) -> list[Any]:
-        """Call a method in each collector's process, between batches: `"env.set_level"`, `"reset"`, `"policy.eval"`,
-        with one entry of arguments for each collector. Returns the results in their order; raises what a call raised.
-        """
-        given = list_of_args or [()] * self.num_workers, list_of_kwargs or [{}] * self.num_workers
-        for entries in given:
-            if len(entries) != self.num_workers:
-                raise ValueError(f"Expected {self.num_workers} argument entries, one a collector, got {len(entries)}")
-        found = self.fleet.call(_InEachWorker(method_name, list(zip(*given, strict=True))))
-        if method_name == "reset":
-            self._forget_episodes()
-        results = [found[name] for name in sorted(found, key=number_of)]
-        if errors := [result for result in results if isinstance(result, Exception)]:
-            raise errors[0]
-        return results
-
-
-@dataclass(frozen=True, slots=True)
-class _InEachWorker:
-    """Calls a method in a worker; pickled for it. Returns what it raised."""
-
-    path: str
-    arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]]
-    """By number of the collector."""
-
-    def __call__(self, place: WorkerPlace, overrides: WorkerOverrides, collector: Collector) -> Any:
-        given, named = self.arguments[place.index]
-        try:
-            return execute(_Reachable(place, overrides, collector), self.path, *given, **named)
-        except Exception as error:  # noqa: BLE001  # the script's own code; raised again in its process
-            return error
+def execute_in_worker(
+    path: str,
+    arguments: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+    place: WorkerPlace,
+    overrides: WorkerOverrides,
+    collector: Collector,
+) -> Any:
+    """Call what a path leads to in a worker, with this collector's `arguments`. Returns what it raised."""
+    given, named = arguments[place.index]
+    try:
+        return execute(_Reachable(place, overrides, collector), path, *given, **named)
+    except Exception as error:  # noqa: BLE001  # the script's own code; raised again in its process
+        return error
 
 
 class _Reachable:

@@ -1,7 +1,7 @@
 """TorchRL's ways to say which environments: callables, or environments themselves, with keyword arguments."""
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import cloudpickle
@@ -49,20 +49,20 @@ class Maker:
             self.made = self.maker if self._is_env else self.maker(**self._kwargs)
         if self.device and is_torchrl_env(self.made):
             self.made = self.made.to(self.device)
-        return adapt(self.made)
+        # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
+        if isinstance(self.made, gymnasium.Env) or hasattr(type(self.made), "vector_env"):
+            return self.made
+        if is_torchrl_env(self.made):
+            from cormorant_compat.torchrl.adapter import adapt_torchrl
 
-
-class Calls:
-    """A user's policy factory, called in the worker; what it returns is read as a policy that was given is."""
-
-    def __init__(self, factory: Callable[[], Any], *, is_trusted: bool) -> None:
-        self._factory = factory
-        self._is_trusted = is_trusted
-
-    def __call__(self, observation: Any, action: Any) -> Any:
-        from cormorant_compat.torchrl.policy import as_policy
-
-        return as_policy(self._factory(), is_trusted=self._is_trusted)
+            return adapt_torchrl(self.made)
+        kind = type(self.made)
+        if why := why_unsupported(self.made):
+            raise EnvBuildError(f"the environment's maker returned {why}")
+        raise EnvBuildError(
+            f"the environment's maker returned a {kind.__module__}.{kind.__name__}; return a TorchRL environment, a "
+            "gymnasium.Env or a MultiThreadedEnv"
+        )
 
 
 def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
@@ -145,20 +145,3 @@ def is_torchrl_env(value: object) -> bool:
     """True for TorchRL's: an instance exists only where TorchRL was imported."""
     theirs = sys.modules.get("torchrl.envs")
     return theirs is not None and isinstance(value, theirs.EnvBase)
-
-
-def adapt(made: Any) -> Any:
-    """What a user's maker returned, as our collectors step it."""
-    # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
-    if isinstance(made, gymnasium.Env) or hasattr(type(made), "vector_env"):
-        return made
-    if is_torchrl_env(made):
-        from cormorant_compat.torchrl.adapter import adapt_torchrl
-
-        return adapt_torchrl(made)
-    if why := why_unsupported(made):
-        raise EnvBuildError(f"the environment's maker returned {why}")
-    raise EnvBuildError(
-        f"the environment's maker returned a {type(made).__module__}.{type(made).__name__}; return a TorchRL "
-        "environment, a gymnasium.Env or a MultiThreadedEnv"
-    )

@@ -70,9 +70,19 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
         return policy
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(f"the policy is {policy!r}; give a module, a callable, or None for random actions")
-    if is_trusted or _takes_tensordict(policy):
-        return OnTensorDicts(policy)
-    return policy
+    called = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        (only,) = inspect.signature(called, eval_str=True).parameters.values()
+        said = only.annotation
+        is_trusted |= only.name in _NAMES or (isinstance(said, type) and issubclass(said, TensorDictBase))
+    except (TypeError, ValueError, NameError):
+        pass  # several arguments, or annotations that cannot be read
+    return OnTensorDicts(policy) if is_trusted else policy
+
+
+def call_factory(factory: Callable[[], Any], is_trusted: bool) -> Any:
+    """Call a user's policy factory in the worker; what it returns is read as a policy that was given is."""
+    return as_policy(factory(), is_trusted=is_trusted)
 
 
 def check_has_weights(policy: Any, wish: str) -> None:
@@ -83,16 +93,6 @@ def check_has_weights(policy: Any, wish: str) -> None:
             f"{wish} publishes the policy's weights, and {what}; give a module as the policy, or leave it out and call "
             "update_policy_weights_ with weights"
         )
-
-
-def _takes_tensordict(policy: Callable[..., Any]) -> bool:
-    called = policy.forward if isinstance(policy, nn.Module) else policy
-    try:
-        (only,) = inspect.signature(called, eval_str=True).parameters.values()
-    except (TypeError, ValueError, NameError):
-        return False
-    said = only.annotation
-    return only.name in _NAMES or (isinstance(said, type) and issubclass(said, TensorDictBase))
 
 
 def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:

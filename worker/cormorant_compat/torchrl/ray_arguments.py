@@ -75,18 +75,18 @@ def own_settings(
             raise ValueError(f"collector_kwargs.{name} differs between collectors: {values}; give one for all")
         if values:
             result[name] = values[0]
-    return result, tuple(_config_fields(one, num_collectors) for one in each)
-
-
-def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
-    settings = read_settings({name: own[name] for name in _COLLECTING if name in own}, num_collectors=num_collectors)
-    fields = {
-        "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings.max_frames_per_traj)),
-        "init_random_frames": ("init_random_frames", limit(settings.init_random_frames)),
-        "reset_at_each_iter": ("reset_at_each_batch", settings.reset_at_each_iter),
-        "exploration_type": ("exploration_type", exploration_of(settings.exploration_type)),
-    }
-    return dict(fields[name] for name in _COLLECTING if name in own)
+    overrides = []
+    for one in each:
+        own = {name: one[name] for name in _COLLECTING if name in one}
+        settings = read_settings(own, num_collectors=num_collectors)
+        fields = {
+            "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings.max_frames_per_traj)),
+            "init_random_frames": ("init_random_frames", limit(settings.init_random_frames)),
+            "reset_at_each_iter": ("reset_at_each_batch", settings.reset_at_each_iter),
+            "exploration_type": ("exploration_type", exploration_of(settings.exploration_type)),
+        }
+        overrides.append(dict(fields[name] for name in own))
+    return result, tuple(overrides)
 
 
 def is_connected() -> bool:

@@ -210,16 +210,6 @@ class RayCollector(FleetCollector):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Loan | None:
-        self._update()
-        loan = super()._begin()
-        if loan is not None:
-            self._last = tuple(part.worker for part in loan.parts)
-            self._batches_since.update(self._last)
-        return loan
-
-    # -- weights -----------------------------------------------------------------------------------------------
-
-    def _update(self) -> None:
         last, self._last = self._last, ()
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:
@@ -228,6 +218,13 @@ class RayCollector(FleetCollector):
         if due and (due := due & {worker.name for worker in self.fleet.stats().workers}):
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
+        loan = super()._begin()
+        if loan is not None:
+            self._last = tuple(part.worker for part in loan.parts)
+            self._batches_since.update(self._last)
+        return loan
+
+    # -- weights -----------------------------------------------------------------------------------------------
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> WorkerReceipts:
         receipt = super()._publish(weights, worker_ids)

@@ -195,20 +195,14 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
         raise TypeError(f"collectors have no argument {unknown[0]}{hint}")
     settings = CollectorSettings(**meant)
-    _check_numbers(settings)
-    _check_episodes(settings)
+    _check(settings)
     exploration_of(settings.exploration_type)
     for name in ("device", "storing_device", "policy_device", "env_device"):
         devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
-    if settings.replay_buffer is not None:
-        _check_buffer(settings)
-    for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
-        if (hook := getattr(settings, name)) is not None and not callable(hook):
-            raise ValueError(f"{name} is {hook!r}, which cannot be called")
     return settings
 
 
-def _check_numbers(settings: CollectorSettings) -> None:
+def _check(settings: CollectorSettings) -> None:
     if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
         raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is not a number of frames; give 1 or more")
     total = settings.total_frames
@@ -220,26 +214,21 @@ def _check_numbers(settings: CollectorSettings) -> None:
             raise ValueError(f"{name} {value!r} is not a number of frames; give 1 or more, or -1 for none")
     if settings.vectorization not in ("subprocess", "inline"):
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
-
-
-def _check_episodes(settings: CollectorSettings) -> None:
     count = settings.trajs_per_batch
     if settings.traj_format not in (None, "padded", "cat"):
         raise ValueError(f"traj_format must be 'padded' or 'cat', found {settings.traj_format!r}")
-    if count is None:
-        if settings.traj_format == "cat":
-            raise ValueError('traj_format "cat" is how whole episodes are handed out; give trajs_per_batch')
-        return
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
+    if count is None and settings.traj_format == "cat":
+        raise ValueError('traj_format "cat" is how whole episodes are handed out; give trajs_per_batch')
+    if count is not None and (not _is_count(count) or count < 1 or settings.split_trajs):
         raise ValueError(
             f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
             "split already"
         )
-
-
-def _check_buffer(settings: CollectorSettings) -> None:
+    for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+        if (hook := getattr(settings, name)) is not None and not callable(hook):
+            raise ValueError(f"{name} is {hook!r}, which cannot be called")
     buffer = settings.replay_buffer
-    if not hasattr(buffer, "extend"):
+    if buffer is not None and not hasattr(buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
     most, frames = room_of(buffer)[0], settings.frames_per_batch
     # How much a postproc leaves of a batch is unknown.
@@ -309,13 +298,3 @@ def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -
         raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
     checked = tuple(check_device(one, name, is_remote=is_remote) for one in several)
     return checked * num_collectors if len(several) == 1 else checked
-
-
-def storing_devices(storing: Any, general: Any, num_collectors: int) -> tuple[str, ...]:
-    """Where each collector's batches are handed out: `storing_device`, else `device`, else the CPU, of this process."""
-    stored = devices_of(storing, "storing_device", num_collectors, is_remote=False)
-    usual = devices_of(general, "device", num_collectors, is_remote=True)
-    return tuple(
-        one or check_device(other or "cpu", "storing_device (left out, so that of device)")
-        for one, other in zip(stored, usual, strict=True)
-    )
