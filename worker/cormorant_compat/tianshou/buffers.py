@@ -4,7 +4,7 @@
 """
 
 import sys
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,17 +19,7 @@ _STATE = ("_insertion_idx", "_size", "_ep_return", "_ep_len", "_ep_start_idx", "
 _PLAIN_ADDS = ("ReplayBuffer.add", "ReplayBufferManager.add", "PrioritizedReplayBuffer.add")
 
 
-class Store(Protocol):
-    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        """Raise ValueError when so many environments, frames or episodes (of a frame at least) at once do not fit."""
-
-    def take(self, batch: "TensorDict", lengths: Array) -> None:
-        """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""
-
-    def reset(self, *, keep_statistics: bool) -> None: ...
-
-
-def as_store(buffer: Any) -> Store:
+def as_store(buffer: Any) -> "Extended | TianshouStore":
     """Wrap a buffer by what it can do."""
     if callable(getattr(buffer, "extend", None)) and not isinstance(buffer, list):
         return Extended(buffer)
@@ -62,6 +52,7 @@ class Extended:
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
+        """Raise ValueError when so many environments, frames or episodes (of a frame at least) at once do not fit."""
         if self._max_frames is not None and max(num_steps, num_episodes) > self._max_frames:
             asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"
             raise ValueError(
@@ -70,6 +61,7 @@ class Extended:
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
+        """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""
         from cormorant_postproc import frames_of
 
         self._buffer.extend(batch if self._keeps_time else frames_of(batch))
@@ -132,8 +124,19 @@ class TianshouStore:
         before = [int(sub._insertion_idx) if self._is_plain else 0 for sub in self._subs]
         if self._is_plain and (rows < lengths).any():
             self._write(values, rows, lengths)
-        if extra:
-            self._write_extra(extra, lengths, rows, before)
+        if extra and not self._is_plain:
+            raise ValueError(
+                f"hooks gave {sorted(extra)}, and {type(self._buffer).__name__} cannot take keys of its own; use a "
+                "VectorReplayBuffer"
+            )
+        for column in columns.tolist() if extra else ():
+            sub, count = self._subs[column], int(lengths[column])
+            offset = int(self._buffer._offset[column]) if self._is_manager else 0
+            at = offset + (before[column] - int(rows[column]) + np.arange(count)) % sub.maxsize
+            for key, given in extra.items():
+                self._buffer.set_array_at_key(
+                    given[column, :count], key, index=at, default_value=np.nan if given.dtype.kind == "f" else 0
+                )
 
     def reset(self, *, keep_statistics: bool) -> None:
         self._buffer.reset(keep_statistics=keep_statistics)
@@ -188,21 +191,6 @@ class TianshouStore:
             if self._is_manager:
                 self._buffer.last_index[column] = last + self._buffer._offset[column]
                 self._buffer._lengths[column] = sub._size
-
-    def _write_extra(self, extra: dict[str, Array], lengths: Array, rows: Array, before: list[int]) -> None:
-        if not self._is_plain:
-            raise ValueError(
-                f"hooks gave {sorted(extra)}, and {type(self._buffer).__name__} cannot take keys of its own; use a "
-                "VectorReplayBuffer"
-            )
-        for column in np.flatnonzero(lengths).tolist():
-            sub, count = self._subs[column], int(lengths[column])
-            offset = int(self._buffer._offset[column]) if self._is_manager else 0
-            at = offset + (before[column] - int(rows[column]) + np.arange(count)) % sub.maxsize
-            for key, values in extra.items():
-                self._buffer.set_array_at_key(
-                    values[column, :count], key, index=at, default_value=np.nan if values.dtype.kind == "f" else 0
-                )
 
 
 def _as_theirs(batch: "TensorDict") -> tuple[dict[str, Any], dict[str, Array]]:

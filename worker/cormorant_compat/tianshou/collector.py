@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.trajectories import EpisodeTally
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.errors import EnvCrashed, EnvError
+from cormorant_worker.errors import EnvError
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Space
@@ -70,7 +70,7 @@ class Collector(Generic[Stats]):
         exploration_noise: bool | Noise = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
-        raise_on_nan_in_buffer: bool = False,
+        raise_on_nan_in_buffer: Literal[False] = False,
         collect_stats_class: type = CollectStats,
         *,
         transforms: Sequence[Transform] = (),
@@ -90,6 +90,7 @@ class Collector(Generic[Stats]):
                 usual buffer, of the newest frames; where Tianshou is not imported, nothing is stored.
             exploration_noise: a function of (action, observation), arrays `[n, ...]`.
             on_episode_done_hook: see `hooks.py`, as for on_step_hook.
+            raise_on_nan_in_buffer: True is refused: check for NaN in a function of `transforms`.
             collect_stats_class: a class with updates of its own is refused.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
@@ -98,10 +99,12 @@ class Collector(Generic[Stats]):
             info: keys of the environments' info to store with every frame, or items of `spec.env.info`.
 
         Raises:
-            ValueError: the buffer does not fit the environments, or `collect_stats_class` has updates of its own.
+            ValueError: the buffer does not fit the environments, or an argument is refused.
             EnvError, PolicyError: the environments or the policy cannot be used; says why.
         """
         check_stats_class(collect_stats_class)
+        if raise_on_nan_in_buffer:
+            raise ValueError("raise_on_nan_in_buffer is not supported here; check for NaN in a function of transforms")
         # Where Tianshou 2 was imported, `isinstance(collector, BaseCollector)` is true.
         if base := getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None):
             base.register(Collector)
@@ -111,7 +114,6 @@ class Collector(Generic[Stats]):
         self.exploration_noise = exploration_noise
         self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
         self.is_closed = False
-        self._raises_on_nan = raise_on_nan_in_buffer
         self._transforms = tuple(transforms)
         self._seed = int(torch.randint(1 << 62, (1,))) if seed < 0 else seed
         self._attempt = 0
@@ -260,15 +262,9 @@ class Collector(Generic[Stats]):
     def set_on_step_hook(self, hook: StepHook | None) -> None:
         self._hooks.on_step = hook
 
-    def get_on_step_hook(self) -> StepHook | None:
-        return self._hooks.on_step
-
     def set_on_episode_done_hook(self, hook: EpisodeHook | None) -> None:
         """Replace the hook. A hook that is set during an episode sees only the rest of that episode."""
         self._hooks.on_episode = hook
-
-    def get_on_episode_done_hook(self) -> EpisodeHook | None:
-        return self._hooks.on_episode
 
     def close(self) -> None:
         """Close the environments. May be called twice."""
@@ -369,13 +365,6 @@ class Collector(Generic[Stats]):
             self._hooks.see(batch, lengths, may_store=may_store)
         for transform in self._transforms:
             batch = transform(batch)
-        if self._raises_on_nan:
-            for key, leaf in batch.items(True, True):
-                if leaf.is_floating_point() and key[0] != "hooked" and bool(leaf.isnan().any()):
-                    name = key if isinstance(key, str) else ".".join(key)
-                    raise EnvCrashed(
-                        f"{name} has {int(leaf.isnan().sum())} NaN in {leaf.numel()} values; nothing was stored"
-                    )
         if self._store is not None:
             self._store.take(batch, lengths)
 

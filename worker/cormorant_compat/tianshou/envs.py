@@ -103,7 +103,12 @@ class GivenEnvs(InlineVectorEnv):
         for number, env in enumerate(made):
             if not isinstance(env, gymnasium.Env):
                 raise EnvBuildError(f"function {number} made {type(env).__name__}, not a gymnasium.Env")
-        super().__init__(_GivenSource(made), seeds=seeds, limits=RestartLimits(total=0), info=info)
+        source: Any = SimpleNamespace(
+            name=f"{type(made[0].unwrapped).__name__} given to the collector",
+            called=lambda row: f"environment {row}",
+            build=made.__getitem__,
+        )
+        super().__init__(source, seeds=seeds, limits=RestartLimits(total=0), info=info)
 
     def seed(self, seeds: Sequence[int]) -> None:
         self._restarts = Restarts(seeds, RestartLimits(total=0))
@@ -121,20 +126,6 @@ class GivenEnvs(InlineVectorEnv):
     def render(self) -> None:
         for row in self._running.values():
             row.env.render()
-
-
-class _GivenSource:
-    """Hands out environments that are there already."""
-
-    def __init__(self, made: Sequence[Env]) -> None:
-        self._made = tuple(made)
-        self.name = f"{type(made[0].unwrapped).__name__} given to the collector"
-
-    def called(self, row: int) -> str:
-        return f"environment {row}"
-
-    def build(self, row: int) -> Env:
-        return self._made[row]
 
 
 class TheirVectorEnv(VectorEnv):
@@ -183,7 +174,6 @@ class TheirVectorEnv(VectorEnv):
         self._kwargs = dict(kwargs)
 
     def start(self) -> Arrays:
-        self._gather()
         if not self._seeds:
             return self.restart(np.arange(self.num_envs))
         seeds, self._seeds = self._seeds, ()
@@ -213,17 +203,13 @@ class TheirVectorEnv(VectorEnv):
             self._env.close()
         self._is_closed = True
 
-    def _gather(self) -> None:
-        pass
-
     def _reset(self, rows: Rows, kwargs: Mapping[str, Any]) -> Arrays:
         if kwargs and self._is_pool:
             raise EnvError(
                 f"{sorted(kwargs)} were given for a reset, and the wrapper holds a pool of EnvPool's, which takes no "
                 "arguments; seed it where it is made: envpool.make(..., seed=...)"
             )
-        obs, _ = self._env.reset(self._ids(rows), **kwargs)
-        return self._obs(obs, len(rows))
+        return self._obs(self._env.reset(self._ids(rows), **kwargs)[0], len(rows))
 
     def _ids(self, rows: Rows) -> Rows:
         return rows.astype(np.int32) if self._is_pool else rows
@@ -280,13 +266,14 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
         super().__init__(env, info)
         self.min_in_flight = int(self._inner.wait_num)
 
+    def start(self) -> Arrays:
+        while self._inner.waiting_id:  # a reset takes none that are being stepped
+            self._env.step(None, list(self._inner.waiting_id))
+        return super().start()
+
     def recv(self) -> Step:
         """Step what was sent, and wait for those that are ready."""
         rows, self._rows = self._rows, NO_ROWS
         found = self._env.step(self._as_theirs(self._actions, len(rows)) if len(rows) else None, rows)
         back = np.array([info["env_id"] for info in found[-1]], dtype=np.int64)
         return self._step(back, back, found)
-
-    def _gather(self) -> None:
-        while self._inner.waiting_id:
-            self._env.step(None, list(self._inner.waiting_id))

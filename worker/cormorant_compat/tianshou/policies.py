@@ -142,7 +142,15 @@ class TianshouActor:
         self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        decided, sent, result = self._ask(obs, self._state_of(states))
+        state: Any = None
+        if self.states and self.states[0].key == (HIDDEN,):
+            state = self._wrap_state[0](states[0])
+        elif self.states:  # as the policy gave it: a Batch of arrays
+            nested: dict[str, Any] = {}
+            for leaf, wrap, array in zip(self.states, self._wrap_state, states, strict=True):
+                put_nested(nested, leaf.key[1:], wrap(array))
+            state = self._batch(nested)
+        decided, sent, result = self._ask(obs, state)
         outputs = [decided] if self._is_box else []
         outputs += [as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
         following = [as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
@@ -169,17 +177,6 @@ class TianshouActor:
             decided = as_numpy(self._noise(decided, batch))
         sent = np.asarray(self._policy.map_action(decided))
         return decided, sent if sent.dtype == self._action.dtype else cast_to(self._action, sent), result
-
-    def _state_of(self, states: Arrays) -> Any:
-        # As the policy gave it: one array, or a Batch of them.
-        if not self.states:
-            return None
-        if self.states[0].key == (HIDDEN,):
-            return self._wrap_state[0](states[0])
-        nested: dict[str, Any] = {}
-        for leaf, wrap, array in zip(self.states, self._wrap_state, states, strict=True):
-            put_nested(nested, leaf.key[1:], wrap(array))
-        return self._batch(nested)
 
     def _dry_run(self, observation: Space, n: int) -> None:
         obs = samples(observation, n)
