@@ -1,6 +1,7 @@
 """The pipeline of post-processing, the one of a manifest, and steps that change one leaf."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,7 +37,7 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
     if settings.get("split_trajectories"):
         steps.append(split_trajectories)
     if keys := settings.get("bfloat16"):
-        steps.append(InBfloat16(keys))
+        steps.append(partial(in_bfloat16, keys=keys))
     return Pipeline(steps)
 
 
@@ -67,21 +68,17 @@ class RewardClip:
         return result
 
 
-class InBfloat16:
-    """Casts keys, nested ones with dots, to bfloat16, and states in `next` as well, where that changes no value."""
-
-    def __init__(self, keys: Sequence[str]) -> None:
-        self.keys = tuple(keys)
-
-    def __call__(self, batch: TensorDictBase) -> TensorDict:
-        """Take a batch of any shape. Raises PostprocError where it lacks a key, or bfloat16 would round a value."""
-        result: TensorDict = batch.copy()
-        for key in self.keys:
-            path = tuple(key.split("."))
-            result[path] = _exactly(key, batch.get(path, None))
-            if (following := batch.get(("next", *path), None)) is not None:
-                result["next", *path] = _exactly(f"next.{key}", following)
-        return result
+def in_bfloat16(batch: TensorDictBase, keys: Sequence[str]) -> TensorDict:
+    """Cast keys, nested ones with dots, to bfloat16, and states in `next` as well, where that changes no value. Raises
+    PostprocError where the batch lacks a key, or bfloat16 would round a value.
+    """
+    result: TensorDict = batch.copy()
+    for key in keys:
+        path = tuple(key.split("."))
+        result[path] = _exactly(key, batch.get(path, None))
+        if (following := batch.get(("next", *path), None)) is not None:
+            result["next", *path] = _exactly(f"next.{key}", following)
+    return result
 
 
 def _exactly(key: str, values: torch.Tensor | None) -> torch.Tensor:

@@ -63,8 +63,15 @@ def split_trajectories(
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)
     if as_nested:
-        whole_pieces = _at(given, torch.unravel_index(frames, shape), len(frames))
-        return _nest(whole_pieces, lengths.tolist(), torch.strided if as_nested is True else as_nested)
+        layout, sizes = torch.strided if as_nested is True else as_nested, lengths.tolist()
+        kept = _at(given, torch.unravel_index(frames, shape), len(frames))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns of its prototype, which TorchRL's users ask for
+            nested: TensorDict = kept.apply(
+                lambda leaf: torch.nested.nested_tensor(list(leaf.split(sizes)), layout=layout),
+                batch_size=[len(sizes), -1],
+            )
+        return nested
     mask_key: Key = "mask" if isinstance(trajectory_key, str) else (*trajectory_key[:-1], "mask")
     return _pad(given, shape, frames, lengths, mask_key=mask_key)
 
@@ -109,14 +116,4 @@ def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tens
 def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDict:
     """Frames at these indices: one copy a leaf, whatever its strides."""
     found: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
-    return found
-
-
-def _nest(batch: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDict:
-    def nested(leaf: Tensor) -> Tensor:
-        return torch.nested.nested_tensor(list(leaf.split(lengths)), layout=layout)
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns of its prototype, which TorchRL's users ask for
-        found: TensorDict = batch.apply(nested, batch_size=[len(lengths), -1])
     return found

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from cormorant_postproc import FrameStack, MultiStep, Pipeline, PostprocError, RewardClip, split_trajectories
-from cormorant_postproc.pipeline import InBfloat16, of_collection
+from cormorant_postproc.pipeline import in_bfloat16, of_collection
 from cormorant_testing.postproc_oracle import Frame, Row, rows, to_batch
 
 
@@ -145,7 +145,7 @@ def test_bfloat16_keeps_every_bit_and_the_batch_as_it_is() -> None:
     result = of_collection({"bfloat16": ["extra.logits"]})(batch)
     assert torch.equal(result["extra", "logits"].view(torch.int16), numbers.view(torch.int16))
     assert batch["extra", "logits"].dtype == torch.float32
-    nan = InBfloat16(["x"])(TensorDict({"x": torch.tensor([torch.nan])}, [1]))["x"]
+    nan = in_bfloat16(TensorDict({"x": torch.tensor([torch.nan])}, [1]), ["x"])["x"]
     assert nan.dtype == torch.bfloat16
     assert nan.isnan().all()
 
@@ -153,6 +153,6 @@ def test_bfloat16_keeps_every_bit_and_the_batch_as_it_is() -> None:
 def test_bfloat16_refuses_what_it_would_round_and_what_is_not_there() -> None:
     batch = TensorDict({"x": torch.tensor([1.0, 0.1])}, [2])
     with pytest.raises(PostprocError, match=r"x holds 0\.1\d+, which bfloat16 would round to 0\.1\d+"):
-        InBfloat16(["x"])(batch)
+        in_bfloat16(batch, ["x"])
     with pytest.raises(PostprocError, match=r"collection\.bfloat16 names y, which the batch does not have"):
-        InBfloat16(["y"])(batch)
+        in_bfloat16(batch, ["y"])
