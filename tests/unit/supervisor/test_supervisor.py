@@ -114,9 +114,9 @@ def test_object_store_takes_the_smaller_share(free_shm: int, memory_limit: int, 
     ],
 )
 def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cause: str) -> None:
-    found = diagnose(words, code=code, head="pong-head:6379", has_joined=has_joined)
-    assert found.cause == cause
-    assert "pong-head:6379" in found.sentence
+    found, sentence = diagnose(words, code=code, head="pong-head:6379", has_joined=has_joined)
+    assert found == cause
+    assert "pong-head:6379" in sentence
 
 
 def test_probes_tell_the_pods_standing() -> None:

@@ -20,7 +20,7 @@ import structlog
 from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
 from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.logs import LogContext, configure_logs
-from cormorant_worker.supervisor.head import HeadPod
+from cormorant_worker.supervisor.head import run_head
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
 from cormorant_worker.supervisor.processes import record_signals
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         match list(arguments):
             case ["head", "--", _, *_]:
                 last_words = read_termination_path(os.environ)
-                return HeadPod(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words).run()
+                return run_head(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words)
             case ["worker"]:
                 return _supervise_worker(signals, context)
             case _:

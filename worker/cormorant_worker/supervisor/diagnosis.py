@@ -3,7 +3,6 @@
 import errno
 import socket
 import threading
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Literal
 
@@ -26,11 +25,8 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCN
 """A node that is gone without a word is noticed after 25 s. The kernel answers, so a frozen head stays."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    cause: Literal["token", "version", "unreachable", "ended"]
-    """token and version: the same pod will fail again."""
-    sentence: str
+Cause = Literal["token", "version", "unreachable", "ended"]
+"""Why Ray ended. token and version: the same pod will fail again."""
 
 
 class HeadWatch:
@@ -103,34 +99,31 @@ def has_starved(last_words: str) -> bool:
     return _says(last_words, _STARVED)
 
 
-def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> Diagnosis:
-    """Why Ray ended, from the end of its output and its exit code; None: it was killed, for it took too long."""
+def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> tuple[Cause, str]:
+    """Why Ray ended, also in a sentence, from the end of its output and its exit code; None: it was killed, for it took
+    too long.
+    """
     if has_joined:
         # A raylet that meets another head than its own calls that an authentication error, too.
-        return Diagnosis(
-            cause="ended",
-            sentence=f"Ray left the cluster of {head} (exit code {code}): its head is gone, "
-            "or lost contact with this node",
+        return "ended", (
+            f"Ray left the cluster of {head} (exit code {code}): its head is gone, or lost contact with this node"
         )
     lines = [line.strip() for line in last_words.splitlines()]
     if _says(last_words, _AUTH):
-        return Diagnosis(
-            cause="token",
-            sentence=f"the head at {head} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's "
-            "Secret, and RAY_AUTH_MODE must be token in all pods; if that Secret is newer than the head, "
-            "delete the head's pod",
+        return "token", (
+            f"the head at {head} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's Secret, and "
+            "RAY_AUTH_MODE must be token in all pods; if that Secret is newer than the head, delete the head's pod"
         )
     if _says(last_words, _VERSION):
         first = next((n for n, line in enumerate(lines) if _says(line, _VERSION)), 0)
-        return Diagnosis(
-            cause="version",
-            sentence=f"the head at {head} runs another version of Ray or Python; all pods of a job need one image: "
-            f"{' '.join(lines[first : first + 4])[:_LONGEST]}",
+        return "version", (
+            f"the head at {head} runs another version of Ray or Python; all pods of a job need one image: "
+            f"{' '.join(lines[first : first + 4])[:_LONGEST]}"
         )
     if code is None or _says(last_words, _UNREACHABLE):
-        return Diagnosis(cause="unreachable", sentence=f"the head at {head} did not let this node join in time")
+        return "unreachable", f"the head at {head} did not let this node join in time"
     last = next((line[:_LONGEST] for line in reversed(lines) if line), "no output")
-    return Diagnosis(cause="ended", sentence=f"`ray start` ended with code {code} before it joined {head}: {last}")
+    return "ended", f"`ray start` ended with code {code} before it joined {head}: {last}"
 
 
 def _says(text: str, signs: tuple[str, ...]) -> bool:

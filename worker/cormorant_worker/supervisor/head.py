@@ -36,80 +36,66 @@ _NICE = 5
 """Niceness of the head's command: Ray beside it gets CPU time first."""
 
 
-class HeadPod:
-    def __init__(
-        self, settings: RaySettings, command: Sequence[str], signals: Sequence[int], *, last_words: Path | None = None
-    ) -> None:
-        self._settings, self._command, self._signals = settings, command, signals
-        self._last_words = last_words
-        self._known: list[int] = []
-
-    def run(self) -> int:
-        """Run the command beside a Ray head. Returns the exit code; nothing is left of Ray then."""
-        settings = self._settings
-        processes.adopt_orphans()
-        shutil.rmtree(settings.folder, ignore_errors=True)
-        settings.path(PodFile.READY).unlink(missing_ok=True)
-        environment = ray_command.ray_environment(os.environ, settings)
-        address = ray_command.join_address(settings.pod_ip, settings.gcs_port)
-        try:
-            process = subprocess.Popen(list(self._command), env={**environment, "RAY_ADDRESS": address})
-        except OSError as error:
-            log.critical("command_failed", reason=f"the head's command {self._command[0]!r} cannot be run: {error}")
-            return _FAILED
-        # On a busy node Ray comes first: workers wait for it, and nothing waits for the command's imports yet.
-        os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-        ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
-        self._known = [process.pid, ray.pid]
-        try:
-            return self._supervise(process, ray)
-        finally:
-            processes.kill_all(self._known)
-
-    def _supervise(self, process: "subprocess.Popen[bytes]", ray: Child) -> int:
-        passed_on, is_ready = 0, False
+def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[int], *, last_words: Path | None) -> int:
+    """Run the command beside a Ray head. Returns the exit code; nothing is left of Ray then."""
+    processes.adopt_orphans()
+    shutil.rmtree(settings.folder, ignore_errors=True)
+    settings.path(PodFile.READY).unlink(missing_ok=True)
+    environment = ray_command.ray_environment(os.environ, settings)
+    address = ray_command.join_address(settings.pod_ip, settings.gcs_port)
+    try:
+        process = subprocess.Popen(list(command), env={**environment, "RAY_ADDRESS": address})
+    except OSError as error:
+        log.critical("command_failed", reason=f"the head's command {command[0]!r} cannot be run: {error}")
+        return _FAILED
+    # On a busy node Ray comes first: workers wait for it, and nothing waits for the command's imports yet.
+    os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
+    ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
+    known, passed_on, is_ready = [process.pid, ray.pid], 0, False
+    try:
         while (code := exit_code(process.poll())) is None:
-            for number in self._signals[passed_on:]:
+            for number in signals[passed_on:]:
                 process.send_signal(number)
                 passed_on += 1
             if ray.has_said and not is_ready:
                 is_ready = True
-                self._settings.path(PodFile.READY).touch()
+                settings.path(PodFile.READY).touch()
                 log.info("ray_ready", seconds=round(ray.lived_s(), 1))
             if ray.poll() is not None or (not is_ready and ray.lived_s() > _START_S):
                 # Its command holds nothing that the next head lacks: what is settled stands in its termination message.
                 process.kill()
                 process.wait()
-                return self._explain_end(ray, is_ready=is_ready)
-            self._look_around()
+                return _explain_end(ray, last_words, is_ready=is_ready)
+            processes.reap(known)
+            time.sleep(_TICK_S)
         if code in _BY_RAY and is_ready:
             deadline = time.monotonic() + _RAY_ENDS_S
             while ray.poll() is None and time.monotonic() < deadline:
-                self._look_around()
-            return self._explain_end(ray, is_ready=True) if has_starved(ray.output_tail()) else code
+                processes.reap(known)
+                time.sleep(_TICK_S)
+            if has_starved(ray.output_tail()):
+                return _explain_end(ray, last_words, is_ready=True)
         return code
+    finally:
+        processes.kill_all(known)
 
-    def _explain_end(self, ray: Child, *, is_ready: bool) -> int:
-        words, code = ray.output_tail(), ray.poll()
-        is_starved = code is None or has_starved(words)
-        if is_starved:
-            what = "ended itself" if is_ready else "did not start"
-            reason = (
-                f"Ray's head {what}, as happens when its processes get no CPU time for half a minute; a new head "
-                "starts. Give head.resources more CPU (requests, and no low limits.cpu), or the node less work"
-            )
-        elif is_ready:
-            reason = (
-                f"Ray's head has ended with code {code}, and with it every worker of this head; a new head "
-                "starts them again"
-            )
-        else:
-            why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
-            reason = f"Ray is not running for this head: {why}"
-        log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
-        explain(self._last_words, reason)
-        return _STARVED if is_starved else _FAILED
 
-    def _look_around(self) -> None:
-        processes.reap(self._known)
-        time.sleep(_TICK_S)
+def _explain_end(ray: Child, last_words: Path | None, *, is_ready: bool) -> int:
+    words, code = ray.output_tail(), ray.poll()
+    is_starved = code is None or has_starved(words)
+    if is_starved:
+        what = "ended itself" if is_ready else "did not start"
+        reason = (
+            f"Ray's head {what}, as happens when its processes get no CPU time for half a minute; a new head "
+            "starts. Give head.resources more CPU (requests, and no low limits.cpu), or the node less work"
+        )
+    elif is_ready:
+        reason = (
+            f"Ray's head has ended with code {code}, and with it every worker of this head; a new head "
+            "starts them again"
+        )
+    else:
+        reason = f"Ray is not running for this head: it ended with code {code}"
+    log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
+    explain(last_words, reason)
+    return _STARVED if is_starved else _FAILED

@@ -8,7 +8,7 @@ import os
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
@@ -44,14 +44,6 @@ class PodState:
     ticked: float = field(default_factory=time.monotonic)
     """When the supervisor's loop last ran."""
 
-    def tick(self) -> None:
-        self.ticked = time.monotonic()
-
-    @property
-    def is_live(self) -> bool:
-        """False when the supervisor itself hangs."""
-        return time.monotonic() - self.ticked < _HUNG_S
-
 
 class PodMetrics:
     """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
@@ -68,28 +60,28 @@ class PodMetrics:
         show = partial(self._exposition.show, group=self._group)
         show(declared.JOINED, self._state.is_joined)
         show(declared.JOINS, self._state.joins)
-        self._read_heartbeat()
+        with suppress(OSError, struct.error):  # no actor has begun
+            with self._heartbeat_file.open("rb") as file:
+                actor, numbers = os.fstat(file.fileno()).st_ino, heartbeat_layout.parse(file.read())
+            # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
+            until_ns = time.monotonic_ns() if self._state.is_joined else 0
+            now = (numbers[FRAMES], *heartbeat_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
+            before = self._last if actor == self._actor else (0,) * len(now)
+            self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
+            self._actor, self._last = actor, tuple(map(max, now, before))
         frames, *spent = self._totals
         show(declared.FRAMES, frames)
         for activity, spent_ns in zip(ACTIVITIES, spent, strict=True):
             show(declared.PHASE_SECONDS, spent_ns / 1e9, phase=activity)
-        for index, (utilization, used_bytes) in _read_gpus():
-            show(declared.GPU_UTILIZATION, utilization, gpu=index)
-            show(declared.GPU_MEMORY, used_bytes, gpu=index)
+        library, devices = _driver()
+        for index, device in enumerate(devices):
+            try:
+                rates, memory = library.nvmlDeviceGetUtilizationRates(device), library.nvmlDeviceGetMemoryInfo(device)
+            except library.NVMLError:
+                continue  # a device that is partitioned does not tell
+            show(declared.GPU_UTILIZATION, rates.gpu / 100, gpu=str(index))
+            show(declared.GPU_MEMORY, int(memory.used), gpu=str(index))
         return self._exposition.text(accept)
-
-    def _read_heartbeat(self) -> None:
-        try:
-            with self._heartbeat_file.open("rb") as file:
-                actor, numbers = os.fstat(file.fileno()).st_ino, heartbeat_layout.parse(file.read())
-        except (OSError, struct.error):
-            return  # no actor has begun
-        # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
-        until_ns = time.monotonic_ns() if self._state.is_joined else 0
-        now = (numbers[FRAMES], *heartbeat_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
-        before = self._last if actor == self._actor else (0,) * len(now)
-        self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
-        self._actor, self._last = actor, tuple(map(max, now, before))
 
 
 class PodProbes:
@@ -137,7 +129,8 @@ def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") 
         time.sleep(_LOOK_S)
     match path:
         case "/livez":
-            return _verdict(state.is_live, "the supervisor has not looked around for a minute")
+            is_live = time.monotonic() - state.ticked < _HUNG_S
+            return _verdict(is_live, "the supervisor has not looked around for a minute")
         case "/readyz":
             why = "leaving" if state.is_leaving else "Ray has not joined the head"
             return _verdict(state.is_joined and not state.is_leaving, why)
@@ -151,17 +144,6 @@ def _verdict(is_good: bool, why_not: str) -> Answer:
     if is_good:
         return HTTPStatus.OK, b"ok\n", _PLAIN
     return HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n".encode(), _PLAIN
-
-
-def _read_gpus() -> Iterator[tuple[str, tuple[float, int]]]:
-    """Utilization (0 to 1, of the last sample period) and bytes in use of each NVIDIA device that this pod can see."""
-    library, handles = _driver()
-    for index, handle in enumerate(handles):
-        try:
-            rates, memory = library.nvmlDeviceGetUtilizationRates(handle), library.nvmlDeviceGetMemoryInfo(handle)
-        except library.NVMLError:
-            continue  # a device that is partitioned does not tell
-        yield str(index), (rates.gpu / 100, int(memory.used))
 
 
 @cache

@@ -98,20 +98,18 @@ class WorkerPod:
             deadline = time.monotonic() + _REPORT_S
             self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
             raise PodBlocked(self._blocked.read_text())
-        found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
+        cause, sentence = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         self._clean_up()
-        if found.cause in ("token", "version"):
+        if cause in ("token", "version"):
             self._refusals += 1
             if self._refusals >= _MOST_REFUSALS:
                 # Tokens change with the operator's key, which is not a failure of the slot.
-                kind = PodBlocked if found.cause == "token" else PodRefused
-                raise kind(f"{found.sentence} ({self._refusals} attempts)")
-            tries_left = _MOST_REFUSALS - self._refusals
-            log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=tries_left)
+                kind = PodBlocked if cause == "token" else PodRefused
+                raise kind(f"{sentence} ({self._refusals} attempts)")
+            log.error("join_refused", cause=cause, reason=sentence, tries_left=_MOST_REFUSALS - self._refusals)
         else:
             self._refusals = 0
-            text = ray.output_tail()[-_LAST_WORDS:]
-            log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=text)
+            log.warning("ray_ended", cause=cause, reason=sentence, text=ray.output_tail()[-_LAST_WORDS:])
         self._rest(_PAUSE_S)
 
     def _wait_for_head(self) -> bool:
@@ -165,17 +163,14 @@ class WorkerPod:
             self._look_around()
 
     def _look_around(self) -> None:
-        self._state.tick()
-        processes.reap(self._known())
+        self._state.ticked = time.monotonic()
+        processes.reap([self._ray.pid] if self._ray is not None else [])
         time.sleep(_TICK_S)
-
-    def _known(self) -> list[int]:
-        return [self._ray.pid] if self._ray is not None else []
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
         self._watch.close()
-        processes.kill_all(self._known())
+        processes.kill_all([self._ray.pid] if self._ray is not None else [])
         if self._ray is not None:
             self._ray.poll()
             self._ray = None

@@ -16,7 +16,7 @@ import cloudpickle
 import structlog
 
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.build import BuiltCollector, build_collector, rebuild
+from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.pause_gate import Stopped
@@ -103,36 +103,26 @@ class Runtime:
             return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
 
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
-        match command:
-            case messages.Offer():
-                self._take(command, payload)
-            case messages.ReadCached():
-                return self._kept.read()
-        return b""
-
-    def _take(self, offer: messages.Offer, payload: memoryview) -> None:
-        """Stage a publish, apply it if possible now, and keep it for a new head."""
-        weights, version = self._weights, PolicyVersion(offer.version)
-        assert weights is not None
-        try:
-            offered = read_weights(payload, default_model=offer.default_model, models=offer.models)
-            weights.offer(offered, version=version, statistics=offer.statistics)
-        finally:
-            weights.note_seen(version)  # refused or not: a ticket that came with it goes on
-        # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that acts
-        # will see them when it is done; outside it holds the lock for a moment only.
-        if self._boundary.acquire(timeout=_MOMENT_S):
+        if isinstance(command, messages.ReadCached):
+            return self._kept.read()
+        if isinstance(command, messages.Offer):
+            weights, version = self._weights, PolicyVersion(command.version)
+            model, statistics = command.default_model, command.statistics
+            assert weights is not None
             try:
-                weights.apply()
+                offered = read_weights(payload, default_model=model, models=command.models)
+                weights.offer(offered, version=version, statistics=statistics)
             finally:
-                self._boundary.release()
-        self._kept.keep(
-            payload,
-            version=version,
-            default_model=offer.default_model,
-            models=tuple(offered),
-            statistics=offer.statistics,
-        )
+                weights.note_seen(version)  # refused or not: a ticket that came with it goes on
+            # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that
+            # acts will see them when it is done; outside it holds the lock for a moment only.
+            if self._boundary.acquire(timeout=_MOMENT_S):
+                try:
+                    weights.apply()
+                finally:
+                    self._boundary.release()
+            self._kept.keep(payload, version=version, default_model=model, models=tuple(offered), statistics=statistics)
+        return b""
 
 
 class WorkerRuntime(Runtime):
@@ -182,7 +172,20 @@ class WorkerRuntime(Runtime):
             )
             self._player.on_building = self._noting(Phase.BUILDING)
             self.collector.close()  # episodes are played in environments of their own
-        self._uplink.send(self._ready(built))
+        observation, action = self.collector.spaces
+        self._uplink.send(
+            messages.Ready(
+                layout=self._layout,
+                observation_space=observation,
+                action_space=action,
+                specs=self.collector.weights.specs,
+                num_threads=built.num_threads,
+                kept_version=self._kept.version,
+                kept_settled=self._kept.settled,
+                statistics=None if self.collector.moments is None else self.collector.moments.initial,
+                policy_call=built.policy_call,
+            )
+        )
         begin = self._uplink.recv()
         if isinstance(begin, messages.Finish):
             self._finish(saves=begin.saves)
@@ -202,20 +205,6 @@ class WorkerRuntime(Runtime):
                 except CormorantError as error:
                     log.warning("dataset_not_sealed", reason=str(error))
             raise
-
-    def _ready(self, built: BuiltCollector) -> messages.Ready:
-        observation, action = self.collector.spaces
-        return messages.Ready(
-            layout=self._layout,
-            observation_space=observation,
-            action_space=action,
-            specs=self.collector.weights.specs,
-            num_threads=built.num_threads,
-            kept_version=self._kept.version,
-            kept_settled=self._kept.settled,
-            statistics=None if self.collector.moments is None else self.collector.moments.initial,
-            policy_call=built.policy_call,
-        )
 
     def _serve(self) -> None:
         while True:
@@ -249,8 +238,15 @@ class WorkerRuntime(Runtime):
         with self._boundary:
             self.collector.weights.apply()
             self._heartbeat.enter(Phase.STEPPING)
-            with self._sealable(ticket.number):
-                filled = self.collector.fill(block, ticket.num_frames)
+            # From here on a `Seal` of this ticket ends its batch; one that came before does so after the first step.
+            with self._sealing:
+                self._ticket = ticket.number
+                if ticket.number <= self._sealed_through:
+                    self.collector.gate.seal()
+            filled = self.collector.fill(block, ticket.num_frames)
+            with self._sealing:
+                self._ticket = 0
+                self.collector.gate.unseal()
             if self._sink is not None:
                 self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
@@ -323,25 +319,6 @@ class WorkerRuntime(Runtime):
                 self.collector.first_frames.left = place.warmup_frames
         self._uplink.send(messages.Reply(number=message.number))
 
-    @contextmanager
-    def _sealable(self, ticket: int) -> Iterator[None]:
-        """Inside, a `seal` of this ticket ends its batch; one that came before does so after the first step."""
-        gate = self.collector.gate
-        with self._sealing:
-            self._ticket = ticket
-            if ticket <= self._sealed_through:
-                gate.seal()
-        yield
-        with self._sealing:
-            self._ticket = 0
-            gate.unseal()
-
-    def _seal(self, ticket: int) -> None:
-        with self._sealing:
-            self._sealed_through = max(self._sealed_through, ticket)
-            if 0 < self._ticket <= ticket:
-                self.collector.gate.seal()
-
     def _noting(self, phase: Phase) -> Callable[[bool], None]:
         """Tells whether the stepping thread is in a phase, or steps."""
         return lambda is_in_it: self._heartbeat.enter(phase if is_in_it else Phase.STEPPING)
@@ -375,7 +352,10 @@ class WorkerRuntime(Runtime):
             case messages.ResumeStepping():
                 self.collector.gate.resume()
             case messages.Seal():
-                self._seal(command.ticket)
+                with self._sealing:
+                    self._sealed_through = max(self._sealed_through, command.ticket)
+                    if 0 < self._ticket <= command.ticket:
+                        self.collector.gate.seal()
             case messages.Stop():
                 if self._weights is None:
                     os._exit(0)
