@@ -9,7 +9,7 @@ Imports little, because the supervisor also uses it.
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -81,7 +81,10 @@ def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None
     change.
     """
     out = stream or sys.stdout
-    last: list[Callable[[Any, str, Event], Any]] = [_in_order, structlog.processors.JSONRenderer(default=str)]
+    last: list[Callable[[Any, str, Event], Any]] = [
+        lambda _logger, _method, event: {name: event.get(name) for name in _FIRST} | dict(event),
+        structlog.processors.JSONRenderer(default=str),
+    ]
     if out.isatty():
         last = [_without_empty, structlog.dev.ConsoleRenderer()]
     structlog.configure(
@@ -128,10 +131,6 @@ def _with(context: LogContext) -> Callable[[Any, str, Event], Event]:
         return event
 
     return add
-
-
-def _in_order(_logger: Any, _method: str, event: Event) -> Mapping[str, Any]:
-    return {name: event.get(name) for name in _FIRST} | dict(event)
 
 
 def _without_empty(_logger: Any, _method: str, event: Event) -> Event:

@@ -19,8 +19,8 @@ from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Document, Statistics
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import RANDOM_VERSION
+from cormorant_worker.wire.memory import SharedMemory
 from cormorant_worker.worker.messages import Sealed
 
 if TYPE_CHECKING:

@@ -183,11 +183,6 @@ class FleetCore:
         return len(self.slots.collecting)
 
     @property
-    def batch_ids(self) -> int:
-        """Maximum number of trajectory ids per batch: one per frame, and twice one per environment."""
-        return self.scheduler.frames_per_batch + 2 * (self.ready.layout.num_envs if self.ready is not None else 0)
-
-    @property
     def blocks_needed(self) -> tuple[int, int]:
         """Blocks wanted (two per worker plus the queue), and the minimum to start a round."""
         queue = self.job.spec.output.queue

@@ -22,8 +22,8 @@ from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import ServerAddress
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.wire.memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
 

@@ -210,14 +210,10 @@ class InferenceServers:
             slot.servers = (*addresses[first:], *addresses[:first])
         return slot.servers
 
-    def listens(self, server: Slot, address: ServerAddress) -> None:
-        server.address = address
-        self.reassign()
-
-    def gone(self, slot: Slot) -> None:
-        """Remove the address of a server that is gone: other servers serve its workers."""
-        if slot.address is not None:
-            slot.address = None
+    def moved(self, slot: Slot, address: ServerAddress | None) -> None:
+        """A server listens at an address; None: it is gone, and other servers serve its workers."""
+        if slot.address != address:
+            slot.address = address
             self.reassign()
 
     def named(self, names: Collection[str]) -> frozenset[Slot] | None:

@@ -26,10 +26,9 @@ import numpy as np
 
 from cormorant_worker.inference.address import ServerAddress, this_machine
 from cormorant_worker.inference.mailbox import HEADER, Header, MailboxLayout, MailboxSlot
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Space
 from cormorant_worker.weights.staged import WeightSpecs
-from cormorant_worker.wire.arrays import ArrayCursor
+from cormorant_worker.wire.memory import ArrayCursor, SharedMemory
 from cormorant_worker.wire.messages import MOST_VIEWS, MessageSocket, advance
 
 LOOK_S = 0.5

@@ -26,10 +26,9 @@ from cormorant_worker.inference.address import Served
 from cormorant_worker.inference.connections import ConnectedWorker, Greeting, Listeners, Welcome
 from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlot
 from cormorant_worker.policy.actor import Actor
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
-from cormorant_worker.wire.arrays import ArrayCursor
+from cormorant_worker.wire.memory import ArrayCursor, SharedMemory
 
 log = structlog.get_logger()
 

@@ -11,7 +11,7 @@ import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import fsspec
 import numpy as np
@@ -22,8 +22,8 @@ from cormorant_contract.weights import Publishable, read_header, tensors_by_name
 from cormorant_worker.errors import MalformedWeights, StateError, WeightsError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.loading import MAIN_MODEL
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite
+from cormorant_worker.wire.memory import SharedMemory
 
 _TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
@@ -140,19 +140,19 @@ def to_bytes(weights: Weights) -> bytes:
 
 def in_models(weights: Publishable) -> dict[str, dict[str, torch.Tensor]]:
     """Tensors by model and name, of modules or state dicts. Raises WeightsError where something is not a tensor."""
-    flat, _ = tensors_by_name(weights)
-    return by_model({name: _tensor(name, value) for name, value in flat.items()})
-
-
-def _tensor(name: str, value: Any) -> torch.Tensor:
-    if isinstance(value, torch.Tensor):
-        return value
-    if isinstance(value, np.ndarray):
-        try:
-            return torch.from_numpy(value)
-        except (TypeError, ValueError) as error:
-            raise WeightsError(f'tensor "{name}" has dtype {value.dtype}: {error}') from error
-    raise WeightsError(f'"{name}" is of type {type(value).__name__}, not a tensor; remove it from the state dict')
+    tensors: dict[str, torch.Tensor] = {}
+    for name, value in tensors_by_name(weights)[0].items():
+        if isinstance(value, np.ndarray):
+            try:
+                tensors[name] = torch.from_numpy(value)
+            except (TypeError, ValueError) as error:
+                raise WeightsError(f'tensor "{name}" has dtype {value.dtype}: {error}') from error
+        elif isinstance(value, torch.Tensor):
+            tensors[name] = value
+        else:
+            told = f'"{name}" is of type {type(value).__name__}, not a tensor; remove it from the state dict'
+            raise WeightsError(told)
+    return by_model(tensors)
 
 
 def read_statistics(uri: str) -> Statistics | None:

@@ -17,8 +17,8 @@ from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayBlockPool, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
+from cormorant_worker.wire.memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
 

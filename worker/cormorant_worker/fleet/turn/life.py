@@ -134,9 +134,11 @@ class SlotLife:
             seed=self.seed,
         )
         first_free = core.dataset.next_attempt(slot.key) if core.dataset is not None else 0
+        # Trajectory ids of a batch: at most one per frame, and twice one per environment.
+        batch_ids = core.scheduler.frames_per_batch + 2 * (core.ready.layout.num_envs if core.ready is not None else 0)
         start = messages.Start(
             job=core.job,
-            place=core.lineage.begin(slot, place, first_free=first_free, batch_ids=core.batch_ids),
+            place=core.lineage.begin(slot, place, first_free=first_free, batch_ids=batch_ids),
             frames_per_batch=core.scheduler.frames_per_batch,
             overrides=made[min(index, len(made) - 1)] if made else b"",
         )
@@ -317,7 +319,7 @@ class SlotLife:
         core.connections.remove(handle)
         core.background.submit(see_off, bury)
         core.scheduler.may_not_collect(slot.key)
-        core.servers.gone(slot)
+        core.servers.moved(slot, None)
         core.counters.parted(handle)
 
     # -- VACANT, RETIRED ---------------------------------------------------------------------------------------

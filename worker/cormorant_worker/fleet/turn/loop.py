@@ -134,7 +134,7 @@ class FleetLoop:
             case messages.Ready():
                 self._meet(handle, message)
             case messages.Listening():
-                core.servers.listens(slot, message.address)
+                core.servers.moved(slot, message.address)
             case messages.ServerReady():
                 self._life.welcome(handle, message)
             case Served():
