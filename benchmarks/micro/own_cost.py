@@ -18,8 +18,7 @@ from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
-from cormorant_worker.policy.actor import Acted, Actor, PolicyActor
-from cormorant_worker.policy.loading import PolicyModels
+from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, PolicyModels
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
 

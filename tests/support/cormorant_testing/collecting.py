@@ -14,9 +14,8 @@ from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
 from cormorant_worker.policy.exploration import ExplorationType
-from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
 from manifest_making import collector_job

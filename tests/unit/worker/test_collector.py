@@ -21,8 +21,7 @@ from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import Step
 from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of
-from cormorant_worker.policy.actor import Actor, PolicyActor
-from cormorant_worker.policy.loading import load_policy
+from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
 

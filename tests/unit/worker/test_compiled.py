@@ -16,10 +16,9 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.policy import compiled
-from cormorant_worker.policy.actor import PolicyActor
+from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType, exploring
-from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.networks import CategoricalHead, gumbel_argmax
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, tensors_of
 from manifest_making import collector_job

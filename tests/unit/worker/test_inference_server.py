@@ -26,8 +26,7 @@ from cormorant_worker.inference.connections import (
 from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
-from cormorant_worker.policy.actor import PolicyActor
-from cormorant_worker.policy.loading import wrap_policy
+from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
 from cormorant_worker.wire.messages import MessageSocket

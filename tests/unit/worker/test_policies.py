@@ -17,9 +17,8 @@ from cormorant.policies import ActionHeads, atari_cnn, lstm, mlp
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
-from cormorant_worker.policy.actor import PolicyActor
+from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
-from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.networks import make_head
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import leaves

@@ -6,7 +6,7 @@ import pytest
 from cormorant import make_collector, open_fleet
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
-from cormorant_worker.policy.loading import load_policy
+from cormorant_worker.policy.actor import load_policy
 from cormorant_worker.scripted import Scripted
 from manifest_making import collector_job
 

@@ -30,8 +30,8 @@ from cormorant_worker.policy.actor import (
     output_leaf,
     refuse_changed,
     samples,
+    wrap_policy,
 )
-from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 

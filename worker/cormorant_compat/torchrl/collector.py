@@ -39,7 +39,7 @@ from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import WorkerReceipts
-from cormorant_worker.policy.loading import MAIN_MODEL
+from cormorant_worker.policy.actor import MAIN_MODEL
 
 if TYPE_CHECKING:
     from cormorant_worker.fleet.fleet import WorkerFleet

@@ -10,8 +10,8 @@ import torch
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.sentences import did_you_mean
+from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.policy.exploration import ExplorationType
-from cormorant_worker.policy.loading import MAIN_MODEL
 
 MEANINGLESS = (
     "auto_register_policy_transforms", "extend_buffer", "no_cuda_sync", "num_sub_threads", "num_threads",

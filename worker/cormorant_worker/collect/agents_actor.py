@@ -19,8 +19,7 @@ from gymnasium import spaces
 
 from cormorant_contract.policy import AgentPolicy, Policy
 from cormorant_worker.errors import ManifestError, PolicyLoadError
-from cormorant_worker.policy.actor import Acted, PolicyActor
-from cormorant_worker.policy.loading import MAIN_MODEL, PolicyModels, load_policy
+from cormorant_worker.policy.actor import MAIN_MODEL, Acted, PolicyActor, PolicyModels, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaves, put
 from cormorant_worker.weights.staged import (

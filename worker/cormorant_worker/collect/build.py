@@ -26,10 +26,9 @@ from cormorant_worker.inference.connections import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
 from cormorant_worker.normalize.moments import Statistics
-from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.actor import Actor, PolicyActor, PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
-from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space

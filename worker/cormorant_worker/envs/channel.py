@@ -3,7 +3,7 @@ messages over a socket for rare events.
 
     parent                                    child
     BuildRequest           ->
-                           <-                 BuildReply
+                           <-                 observation space, action space, info fields with dtypes and shapes
     MAP                    ->                 maps the shared arrays
     RESET_SIDE_0 | _1      ->                 resets
     STEP_SIDE_0 | _1       ->                 steps
@@ -46,14 +46,6 @@ class BuildRequest:
     num_envs: int
     info: tuple[InfoField, ...] = ()
     """Keys of `info` to store; dtypes and shapes may be missing."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildReply:
-    observation_space: Space
-    action_space: Space
-    info: tuple[InfoField, ...] = ()
-    """Keys of `info` to store, with dtypes and shapes."""
 
 
 _PENDING = b"\x01"

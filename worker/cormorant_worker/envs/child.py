@@ -9,18 +9,7 @@ import socket
 
 import numpy as np
 
-from cormorant_worker.envs.channel import (
-    LOAD,
-    MAP,
-    NO_SEED,
-    RESET,
-    SAVE,
-    STEP,
-    BuildReply,
-    BuildRequest,
-    Pending,
-    SharedSteps,
-)
+from cormorant_worker.envs.channel import LOAD, MAP, NO_SEED, RESET, SAVE, STEP, BuildRequest, Pending, SharedSteps
 from cormorant_worker.envs.env_row import Crash, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.fork_server import run
@@ -49,7 +38,7 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
         env = build.factory.build(number)
         info = complete_fields(build.info, env, build.factory.name)
         spaces = env.observation_space, env.action_space
-        connection.send(BuildReply(observation_space=spaces[0], action_space=spaces[1], info=info))
+        connection.send((*spaces, info))
         settle()
         if os.read(wake, 1) == MAP:
             shared = SharedSteps(block, *spaces, build.num_envs, info)

@@ -79,7 +79,7 @@ class OneCpu:
                 self.cpu = int(Path("/proc/thread-self/stat").read_text().rpartition(")")[2].split()[36])
                 for thread in self._threads:
                     os.sched_setaffinity(thread, {self.cpu})
-                self._begin_window(self._on_cpu_ns())
+                self._wall_s, self._acting_ns, self._pool_ns = 0.0, 0, self._on_cpu_ns()
             os.sched_setaffinity(0, {self.cpu})
         except OSError as error:  # no /proc, or no right to choose
             self._give_up(error)
@@ -98,7 +98,7 @@ class OneCpu:
             if self._wall_s >= _WINDOW_S:
                 pool_ns = self._on_cpu_ns()
                 self.judge(self._wall_s, (self._acting_ns + pool_ns - self._pool_ns) / 1e9)
-                self._begin_window(pool_ns)
+                self._wall_s, self._acting_ns, self._pool_ns = 0.0, 0, pool_ns
         except OSError as failure:
             self._give_up(failure)
 
@@ -114,9 +114,6 @@ class OneCpu:
         for thread in self._threads:
             os.sched_setaffinity(thread, self._before)
         self.cpu = None
-
-    def _begin_window(self, pool_ns: int) -> None:
-        self._wall_s, self._acting_ns, self._pool_ns = 0.0, 0, pool_ns
 
     def _on_cpu_ns(self) -> int:
         """Nanoseconds that the pool's threads spent on a CPU so far."""

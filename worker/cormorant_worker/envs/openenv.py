@@ -41,7 +41,7 @@ _PAUSE_S = 0.5
 _OPEN_S = 10.0
 _SCHEMA_BYTES = 8 << 20
 _MESSAGE_BYTES = 64 << 20
-_KINDS = ("action", "observation")
+
 _COMMON = ("done", "reward", "metadata")
 """Fields that every observation has, and are no part of it here; an action has the last one."""
 _AT_END = "truncated"
@@ -75,9 +75,7 @@ class _Part:
 
     def acted(self, value: Any) -> Any:
         """The action for a message."""
-        if self.words:
-            return self.words[int(value)]
-        return np.asarray(value).tolist()
+        return self.words[int(value)] if self.words else np.asarray(value).tolist()
 
 
 class OpenEnvSource(EnvSource):
@@ -91,7 +89,14 @@ class OpenEnvSource(EnvSource):
                 f"spec.env.openenv.image is {block.image}, which the operator starts in the workers' pods; on this "
                 "machine start the server yourself, and write its address in url"
             )
-        schema = self._fetch_schema()
+        schema = self.until(self._ask_for_schema, "no answer")
+        if not isinstance(schema, Mapping) or not all(
+            map(_has_fields, (schema.get("action"), schema.get("observation")))
+        ):
+            raise EnvBuildError(
+                f"what answers at {self.url}/schema is not an OpenEnv server: {str(schema)[:100]!r}; write the address "
+                "of one in spec.env.openenv.url"
+            )
         fields = block.fields
         self.observation = _parts(schema, "observation", fields.observation)
         self.action = _parts(schema, "action", fields.action)
@@ -128,15 +133,6 @@ class OpenEnvSource(EnvSource):
                     log.info("openenv_waits", url=self.url, reason=f"{what}: {words}")
                     said = words
             time.sleep(_PAUSE_S)
-
-    def _fetch_schema(self) -> Mapping[str, Any]:
-        schema = self.until(self._ask_for_schema, "no answer")
-        if not isinstance(schema, Mapping) or not all(_has_fields(schema.get(kind)) for kind in _KINDS):
-            raise EnvBuildError(
-                f"what answers at {self.url}/schema is not an OpenEnv server: {str(schema)[:100]!r}; write the address "
-                "of one in spec.env.openenv.url"
-            )
-        return schema
 
     def _ask_for_schema(self) -> Any:
         try:
@@ -198,7 +194,6 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
         return self._read(answer), reward, is_done and not is_cut, is_done and is_cut, self._info(answer)
 
     def close(self) -> None:
-        """End the session."""
         self._connection = None
         self._stack.close()
 
@@ -287,9 +282,6 @@ class OpenEnvs(InlineVectorEnv):
         super()._step(np.asarray([row for row in self._numbers[rows] if row in self._running], dtype=np.int64))
 
 
-# -- what messages hold ----------------------------------------------------------------------------------------
-
-
 def _space_of(parts: Sequence[_Part]) -> Space:
     return parts[0].space if len(parts) == 1 else gymnasium.spaces.Dict({part.name: part.space for part in parts})
 
@@ -376,9 +368,6 @@ def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
             f"observation in spec.env.openenv.fields.observation, for example {{name: {name}, shape: [6, 7]}}"
         )
     return None
-
-
-# -- the kind --------------------------------------------------------------------------------------------------
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:

@@ -66,7 +66,8 @@ class EnvProcess:
             self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, block, report))
         os.close(wake)
         self.is_running = True
-        self._send(build)
+        with contextlib.suppress(OSError):  # gone: `receive` finds out
+            self.connection.send(build)
 
     @property
     def pid(self) -> int:
@@ -82,12 +83,8 @@ class EnvProcess:
             return
         with contextlib.suppress(OSError):
             os.write(self.wake_descriptor, command)
-        if message is not None:
-            self._send(message)
-
-    def _send(self, message: Any) -> None:
-        with contextlib.suppress(OSError):  # gone: `receive` finds out
-            self.connection.send(message)
+            if message is not None:
+                self.connection.send(message)
 
     def receive(self) -> Any:
         """Receive one message. Raises EOFError where the child is gone, or sends nothing more."""
@@ -205,7 +202,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
             self._descriptors[row] = process.wake_descriptor
         self._settle(self._limit_s, "was not built")
         for row, built in sorted(self._take_answers().items()):
-            self._learn(row, built.observation_space, built.action_space, built.info)
+            self._learn(row, *built)
             self._running[row].wake(MAP)
 
     def _lay_out(self) -> EnvArrays:

@@ -1,4 +1,4 @@
-"""Acting: observations in, actions out, as numpy arrays of this process. One call per vector step.
+"""Loading a policy, and acting: observations in, actions out, as numpy arrays of this process. One call per step.
 
 `PolicyActor` calls the user's policy; `RandomActor` (random_actor.py) draws from the action space. One dry run at the
 start finds the policy's other outputs, so that the hot loop knows every array in advance.
@@ -8,18 +8,70 @@ start finds the policy's other outputs, so that the hot loop knows every array i
 
 import copy
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import gymnasium
 import numpy as np
 import torch
 
-from cormorant_worker.errors import PolicyError, PolicyMismatch
+from cormorant_worker.entrypoints import load_object
+from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.loading import PolicyModels
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, leaves, put_nested, unflattener
+
+Acting = Callable[..., Any]
+
+MAIN_MODEL = "policy"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyModels:
+    """A factory's result: the callable that computes actions, and the modules that take weights, by name."""
+
+    acting: Acting
+    modules: Mapping[str, torch.nn.Module] = field(default_factory=dict)
+
+
+def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, action: Space) -> PolicyModels:
+    """Import a factory, "package.module:attribute", and build the policy for an environment's spaces. It returns
+
+    - a TensorDictModule (tensordict's or TorchRL's): reads and writes batch keys;
+    - a torch module or a plain callable: takes the observation (a tensor `[n, ...]`, nested like the space) and returns
+      the action, or a mapping with "action" and whatever else is to be stored;
+    - a mapping of named modules with "policy" among them: that one acts, all of them take published weights.
+    """
+    factory = load_object(entrypoint, what="policy")
+    try:
+        made = factory(observation, action, **kwargs)
+    except Exception as error:  # the user's own code: whatever it raises is reported as its failure
+        raise PolicyLoadError(
+            f"the policy factory {entrypoint} raised {type(error).__name__}: {error} "
+            f"(called with observation_space={observation}, action_space={action}, kwargs={dict(kwargs)})"
+        ) from error
+    return wrap_policy(made, entrypoint)
+
+
+def wrap_policy(made: object, source: str) -> PolicyModels:
+    """Split a factory's result into the acting callable and the modules that take weights."""
+    if isinstance(made, Mapping):
+        modules = {str(name): module for name, module in made.items() if isinstance(module, torch.nn.Module)}
+        if set(modules) != {str(name) for name in made} or MAIN_MODEL not in modules:
+            raise PolicyLoadError(
+                f"{source} returned a mapping with {sorted(map(str, made))}; all values must be torch modules and one "
+                f'of them must be named "{MAIN_MODEL}"'
+            )
+        return PolicyModels(modules[MAIN_MODEL], modules)
+    if isinstance(made, torch.nn.Module):
+        return PolicyModels(made, {MAIN_MODEL: made})
+    if callable(made) and not isinstance(made, type):
+        return PolicyModels(made)
+    raise PolicyLoadError(
+        f"{source} returned {type(made).__name__}; return a TensorDictModule, a torch module, a callable, "
+        f'or a mapping of modules with "{MAIN_MODEL}"'
+    )
 
 
 class Acted(NamedTuple):

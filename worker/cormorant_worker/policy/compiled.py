@@ -26,9 +26,8 @@ import structlog
 import torch
 from torch import Tensor, nn
 
-from cormorant_worker.policy.actor import PolicyActor, samples
+from cormorant_worker.policy.actor import Acting, PolicyActor, PolicyModels, samples
 from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
-from cormorant_worker.policy.loading import Acting, PolicyModels
 from cormorant_worker.policy.networks import ActionHeads, CategoricalHead, Perceptron, gumbel_argmax
 from cormorant_worker.policy.zoo import Policy
 from cormorant_worker.spaces import Array, Arrays, Space, leaf_spaces
