@@ -15,9 +15,7 @@ from cormorant_cli.commands import (
     init,
     pause,
     reference,
-    report,
     run,
-    state,
     status,
     submit,
     validate,
@@ -67,15 +65,15 @@ app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yam
 )
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant doctor pong -n rl"))(doctor.doctor)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant status pong -n rl --watch"))(status.status)
-app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant report pong -n rl --out pong.html"))(report.report)
+app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant report pong -n rl --out pong.html"))(status.report)
 app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)
-app.add_typer(state.app, rich_help_panel=_HEAD)
+app.add_typer(pause.state, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_REFERENCE)(reference.crd)
 app.command(rich_help_panel=_REFERENCE)(reference.openapi)
 app.command(rich_help_panel=_REFERENCE)(reference.version)
-for _group in (app, dataset.app, state.app, weights.app):
+for _group in (app, dataset.app, pause.state, weights.app):
     for _command in _group.registered_commands:
         if _command.callback is not None:
             _command.callback = with_json(_command.callback)

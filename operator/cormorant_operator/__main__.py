@@ -9,25 +9,30 @@ import gc
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import partial
 from typing import Any
 
 import structlog
+from aiohttp import web
 
+from cormorant_contract.metrics import operator as declared
+from cormorant_contract.metrics.metric import Metric
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
+from cormorant_operator.job import Job
+from cormorant_operator.job_state import HEAD_STATES
 from cormorant_operator.kube.client import KubeClient, find_connection
 from cormorant_operator.kube.leader import Leader, Terms
 from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.kube.watch import KINDS, QUEUE_KINDS, Kinds, Watch
-from cormorant_operator.logs import configure_logs
-from cormorant_operator.probes import Probes
+from cormorant_operator.metrics import Values
 from cormorant_operator.settings import Settings, read_settings
 
 log = structlog.get_logger()
 _OK, _FAILED, _REFUSED = 0, 1, 2
+Event = MutableMapping[str, Any]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,6 +52,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _FAILED
 
 
+def configure_logs(*, level: str = "info") -> None:
+    """Log this level and above to standard output: JSON Lines, or colored text on a terminal."""
+
+    def in_order(_logger: Any, _method: str, event: Event) -> Event:
+        # As in heads and workers; null if unknown.
+        first = ("timestamp", "level", "event", "job", "group", "worker", "epoch", "version")
+        return {name: event.get(name) for name in first} | dict(event)
+
+    last: list[Callable[[Any, str, Event], Any]] = [in_order, structlog.processors.JSONRenderer(default=str)]
+    if sys.stdout.isatty():
+        last = [structlog.dev.ConsoleRenderer()]
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            *last,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.WriteLoggerFactory(sys.stdout),
+    )
+
+
 async def _serve(settings: Settings) -> int:
     cluster = KubeClient(
         find_connection, rate_limiter=RateLimiter(rate=settings.requests_per_s, burst=settings.request_burst)
@@ -64,16 +93,17 @@ async def _serve(settings: Settings) -> int:
     if settings.lease is not None:
         namespace, name = settings.lease
         leader = Leader(cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms())
-    probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
+    probes = _make_probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     try:
-        await probes.start(port=settings.probe_port)
+        await probes.setup()
+        await web.TCPSite(probes, port=settings.probe_port).start()
         return await _work(controller, leader, settings, stop)
     finally:
-        await probes.close()
+        await probes.cleanup()
         await heads.close()
         await cluster.close()
 
@@ -130,6 +160,55 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
         for one in (*watches, *queue_watches):
             one.ask_to_stop()
         await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*watches, *queue_watches)))
+
+
+def _make_probes(cluster: KubeClient, controller: Controller, *, is_leading: Callable[[], bool]) -> web.AppRunner:
+    """`/livez`, `/readyz` and `/metrics` of one operator, leading or not. They do not depend on the API server: a busy
+    one must not restart operators.
+    """
+
+    async def live(_: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def ready(_: web.Request) -> web.Response:
+        # A standby is ready.
+        is_ready = controller.is_filled or not is_leading()
+        return web.Response(status=200 if is_ready else 503, text="ok\n" if is_ready else "listing\n")
+
+    async def metrics(request: web.Request) -> web.Response:
+        body, content_type = controller.metrics.text(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    def read() -> Mapping[Metric, Values]:
+        uids, heads = controller.cache.jobs(), controller.head_states
+        # Only the leader reports jobs: a standby's data would be outdated.
+        found = [controller.cache.job(uid) for uid in uids] if is_leading() else []
+        jobs = {(job.namespace, job.name): job.status for job in found if isinstance(job, Job)}
+        return {
+            declared.LEADER: {(): int(is_leading())},
+            declared.JOBS: {(): len(uids)},
+            declared.JOB_PHASE_METRIC: {(*who, status.phase): 1 for who, status in jobs.items()},
+            declared.JOB_WORKER_RESTARTS: {
+                who: sum(group.restarts for group in status.groups) for who, status in jobs.items()
+            },
+            declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
+            declared.HEADS: {(state,): heads[state] for state in HEAD_STATES},
+            declared.QUEUE_DEPTH: {
+                ("jobs",): controller.jobs_due.num_due,
+                ("heads",): controller.heads_due.num_due,
+                ("counters",): controller.counters_due.num_due,
+            },
+            declared.QUEUE_WAIT: {(): controller.jobs_due.longest_wait_s},
+            declared.LOST_NAMESPACES: {(): len(controller.lost)},
+            declared.API_REQUESTS: {
+                (method, str(code)): count for (method, code), count in sorted(cluster.requests.items())
+            },
+        }
+
+    controller.metrics.read = read
+    app = web.Application()
+    app.add_routes([web.get("/livez", live), web.get("/readyz", ready), web.get("/metrics", metrics)])
+    return web.AppRunner(app, access_log=None)
 
 
 if __name__ == "__main__":

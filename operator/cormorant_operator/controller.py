@@ -36,7 +36,6 @@ from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import HeadState, JobState, is_cut_off
 from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
-from cormorant_operator.logs import about
 from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.pods import Pod, PodIndex
 from cormorant_operator.work_queue import WorkQueue
@@ -136,7 +135,8 @@ class Controller:
                         self.jobs_due.add(uid)
                         # Secrets are neither watched nor listed. Their checks are spread out: 1,000 at once delay pods
                         # by 20 s.
-                        at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
+                        full_resync_s = self._defaults.quick_resync_s * (self._defaults.quick_resyncs + 1)
+                        at_s = full_resync_s * crc32(uid.encode()) / 2**32
                         asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
             except errors.KubeRefused as error:
                 if not namespace:
@@ -262,12 +262,20 @@ class Controller:
             self.counters_due.forget(uid)
             return
         if isinstance(job, Unreadable):
-            await self._refuse(job)
-            return
-        if job.namespace in self.lost:
-            return  # queued when the namespace can be listed again
-        with about(job):
-            await self._decide(job)
+            status = refused_status(job, now_utc().replace(microsecond=0))
+            if status is not None:
+                with purpose(Purpose.STATUS):
+                    await self._executor.write_status(job, status)
+                    await self._tell(job, (JobEvent(reason="InvalidSpec", message=job.message, is_warning=True),))
+            elif job.status is None and self._unreadable.get(uid) != job.message:
+                # There is no condition for this: an unreadable status is not overwritten.
+                self._unreadable[uid] = job.message
+                log.warning("status_unreadable", job=job.name, reason=job.message)
+                await self._tell(job, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
+        elif job.namespace not in self.lost:  # else it is queued when the namespace can be listed again
+            log_fields = {"job": job.name, "namespace": job.namespace, "epoch": job.status.epoch or None}
+            with structlog.contextvars.bound_contextvars(**log_fields, version=job.status.weights.version):
+                await self._decide(job)
 
     async def _decide(self, job: Job) -> None:
         uid, now = job.uid, now_utc()
@@ -317,19 +325,6 @@ class Controller:
         with purpose(Purpose.COUNTERS), suppress(errors.KubeConflict):
             await self._executor.write_status(*state.counters)
 
-    async def _refuse(self, job: Unreadable) -> None:
-        status = refused_status(job, now_utc().replace(microsecond=0))
-        if status is not None:
-            with purpose(Purpose.STATUS):
-                await self._executor.write_status(job, status)
-                note = JobEvent(reason="InvalidSpec", message=job.message, is_warning=True)
-                await self._tell(job, (note,))
-        elif job.status is None and self._unreadable.get(job.uid) != job.message:
-            # There is no condition for this: an unreadable status is not overwritten.
-            self._unreadable[job.uid] = job.message
-            log.warning("status_unreadable", job=job.name, reason=job.message)
-            await self._tell(job, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
-
     def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
@@ -372,9 +367,9 @@ class Controller:
             return
         before, now = state.head_report, asyncio.get_running_loop().time
         try:
-            state.record_answer(
-                await self._heads.ask(job, head), at=now_utc(), max_gap_s=self._defaults.max_answer_gap_s
-            )
+            # After a longer gap between two answers, the operator does not know what the head did before.
+            max_gap_s = max(60.0, 4 * self._defaults.poll_s)
+            state.record_answer(await self._heads.ask(job, head), at=now_utc(), max_gap_s=max_gap_s)
         except errors.HeadSilent as error:
             if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.namespace, reason=str(error))

@@ -51,17 +51,3 @@ class OperatorDefaults:
         """Stretch `counters_interval_s` so that this many jobs stay within `counters_per_s`."""
         needed_s = number / self.counters_per_s
         return replace(self, counters_interval_s=needed_s) if needed_s > self.counters_interval_s else self
-
-    @property
-    def full_resync_s(self) -> float:
-        return self.quick_resync_s * (self.quick_resyncs + 1)
-
-    @property
-    def secret_sync_s(self) -> float:
-        """Time until a running head has read a Secret that was created again: kubelets need about a minute."""
-        return 12 * self.poll_s
-
-    @property
-    def max_answer_gap_s(self) -> float:
-        """After a longer gap between two answers, the operator does not know what the head did before."""
-        return max(60.0, 4 * self.poll_s)

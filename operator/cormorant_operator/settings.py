@@ -59,6 +59,12 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
             ipaddress.ip_network(cidr)
         except ValueError as error:
             raise SettingsError(f"--open-to-cidr {cidr} is not a CIDR such as 10.0.0.0/8: {error}") from error
+    try:
+        key = given.key_file.read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"cannot read --key-file {given.key_file}: {error}") from error
+    if len(key) < _MIN_KEY_BYTES:
+        raise SettingsError(f"--key-file {given.key_file} holds {len(key)} bytes; a key has at least {_MIN_KEY_BYTES}")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()
     }
@@ -67,22 +73,12 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     return Settings(
         **{
             **own,
-            "key": _read_key(given.key_file),
+            "key": key,
             "defaults": OperatorDefaults(**chosen, counters_per_s=COUNTERS_SHARE * given.requests_per_s),
             "lease": (namespace, name) if given.lease else None,
             "identity": f"{socket.gethostname()}-{os.getpid()}",
         }
     )
-
-
-def _read_key(path: Path) -> bytes:
-    try:
-        key = path.read_bytes().strip()
-    except OSError as error:
-        raise SettingsError(f"cannot read --key-file {path}: {error}") from error
-    if len(key) < _MIN_KEY_BYTES:
-        raise SettingsError(f"--key-file {path} holds {len(key)} bytes; a key has at least {_MIN_KEY_BYTES}")
-    return key
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -1,19 +1,19 @@
-"""`cormorant pause` and `cormorant resume`: pause a running fleet, and continue it.
+"""`cormorant pause` and `cormorant resume`: pause a running fleet, and continue it. `cormorant state save | load`: the
+whole fleet at a batch boundary, in a file.
 
 A job in a cluster is paused in its spec, which survives head restarts, is visible to every user, and needs no head. A
 lease, which expires, exists only in the head: --owner, --ttl and --url take one.
 """
 
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
+from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import tell, told_when_slow
-
-if TYPE_CHECKING:
-    from cormorant_contract.rest.control import Pauses
+from cormorant_cli.printing import size_of, tell, told_when_slow
 
 Owner = Annotated[
     str,
@@ -60,7 +60,11 @@ def resume(connection: Connection, owner: Owner = "") -> None:
         return
     with connection.client("write") as client:
         left = client.resume(owner or _OWNER)
-    tell(left, _holders(left, connection) or "resumed")
+    command = connection.command("resume")
+    spec = f"the job's spec.paused (`{command if connection.job else 'cormorant resume JOB'}` ends it)"
+    owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]
+    ends = "".join(f"; `{command} --owner {lease.owner}` ends one" for lease in left.leases[:1])
+    tell(left, f"still {left.state}: {', '.join(owners)}{ends}" if owners else "resumed")
 
 
 def _set_paused(connection: Connection, *, is_paused: bool) -> None:
@@ -74,11 +78,38 @@ def _set_paused(connection: Connection, *, is_paused: bool) -> None:
     tell(document, f"{identity(job)}: spec.paused is {str(is_paused).lower()}; {obey}")
 
 
-def _holders(left: "Pauses", connection: Connection) -> str:
-    resume = connection.command("resume")
-    spec = f"the job's spec.paused (`{resume if connection.job else 'cormorant resume JOB'}` ends it)"
-    owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]
-    if not owners:
-        return ""
-    ends = "".join(f"; `{resume} --owner {lease.owner}` ends one" for lease in left.leases[:1])
-    return f"still {left.state}: {', '.join(owners)}{ends}"
+state = typer.Typer(
+    name="state",
+    help="Save and restore the state of a running fleet.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@state.command()
+@with_connection
+def save(
+    out: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
+    connection: Connection,
+) -> None:
+    """Save the fleet's state to a file: frame counts, random streams, and environments that can be saved."""
+    with connection.client("write") as client, told_when_slow("until every worker is at the end of a batch"):
+        data = client.state()
+    write_whole(Path(out), data)
+    tell({"file": out, "bytes": len(data)}, f"{out}: {size_of(len(data))}")
+
+
+@state.command()
+@with_connection
+def load(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File written by `state save`.")],
+    connection: Connection,
+) -> None:
+    """Restore a saved state. The fleet is paused meanwhile, and stays paused if it was."""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
+    with connection.client("write") as client, told_when_slow("until the fleet has loaded the state"):
+        client.restore(data)
+    tell({"file": file, "bytes": len(data)}, f"loaded {file}")

@@ -1,16 +1,18 @@
-"""`cormorant status [--watch]`: a running job at a glance."""
+"""`cormorant status [--watch]`: a running job at a glance. `cormorant report`: its live page with its data, in a file."""
 
 import sys
 import time
 import unicodedata
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import CliError
-from cormorant_cli.printing import RECENT_EPISODES, speaks_json, tell
+from cormorant_cli.printing import RECENT_EPISODES, speaks_json, tell, told_when_slow
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
@@ -141,3 +143,24 @@ def lines_of(found: "Status") -> Iterator[str]:
     for condition in found.conditions:
         if condition.message and (condition.status == "True" or condition.reason.startswith("WaitingFor")):
             yield f"  {condition.type}: {condition.message.splitlines()[0]}"
+
+
+@with_connection
+def report(
+    connection: Connection,
+    out: Annotated[
+        str, typer.Option("--out", metavar="FILE", help="HTML file to write; - prints it (default: JOB-report.html).")
+    ] = "",
+) -> None:
+    """Save a report of a running job: totals, returns, where time went, events and versions, in one HTML file."""
+    from cormorant_api.live.report import make_report
+
+    with connection.client("read") as client, told_when_slow("for the head's history"):
+        opening = client.opening()
+    html = make_report(opening.model_dump_json(), versions={})
+    if out == "-":
+        typer.echo(html)
+        return
+    path = Path(out or f"{opening.moment.status.job}-report.html")
+    write_whole(path, memoryview(html.encode()))
+    tell({"report": str(path)}, f"report: {path}")

@@ -7,7 +7,8 @@ Only an eviction by Kueue stops a running job: if a Workload was deleted or cann
 deleted. A new Workload takes the place of a deleted one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
@@ -16,13 +17,19 @@ from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, Patc
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import render_worker
 from cormorant_operator.job import find, is_true
-from cormorant_operator.render.workloads import condition, merged, pod_set, released, workload
+from cormorant_operator.names import Manifest
+from cormorant_operator.pods import write_time
+from cormorant_operator.render.children import child
 from cormorant_operator.workload import Workload
+
+_REQUEUED = ("Preempted", "NodeFailures")
+"""Evictions after which Kueue queues a Workload again at once; after others Kueue chooses the time itself."""
+_MAX_MESSAGE = 32768
 
 
 def queue_actions(view: View) -> Iterator[Action]:
     """Actions that bring the job's Workload up to date."""
-    queue, found = view.job.queue, view.record.workload
+    queue, found, status = view.job.queue, view.record.workload, view.job.status
     if view.refused_until("Workload") is not None:
         return
     if not queue or (view.job.spec.suspend and not view.job.is_over):
@@ -31,38 +38,36 @@ def queue_actions(view: View) -> Iterator[Action]:
     elif view.job.is_over:
         uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.pods)
         if found is not None and not found.holds("Finished") and not uses_quota:
-            yield _finish(view, found)
+            is_completed = is_true(status, "Completed")
+            ended = find(status, "Completed" if is_completed else "Failed")
+            reason, words = "Succeeded" if is_completed else "Failed", ended.message if ended is not None else ""
+            news = _condition("Finished", is_true=True, reason=reason, message=words)
+            yield PatchWorkload(workload=found, status={"conditions": _merged(view, found, [news])})
     elif found is None or not found.is_reserved:
         yield from _request(view, found)
     elif found.holds("Evicted"):
         if not view.has_pods:
-            yield PatchWorkload(workload=found, status=released(found, at=view.now))
+            yield _release(view, found)
     elif found.is_admitted:
         for name in view.unread_flavors:
             yield from _read(view, "ResourceFlavor", name, admission=found.admission)
         yield from _report(view, found)
 
 
-def _counts(view: View) -> dict[str, tuple[int, int | None]]:
-    """Pods of each group: the requested number, and the minimum to start with, which Kueue allows for one group only.
-    An autoscaled group requests its maximum, so that it grows without queueing again.
-    """
-    bounds = {}
-    for group in view.groups:
-        scale = group.autoscale
-        bounds[group.name] = (
-            (scale.max_replicas, scale.min_replicas)
-            if scale is not None
-            else (view.job.spec.size_of(group), group.min_replicas)
-        )
-    elastic = view.job.spec.elastic.name
+def _request(view: View, found: Workload | None) -> Iterator[Action]:
+    """Create the Workload, or change one that holds no quota yet."""
+    job, elastic = view.job, view.job.spec.elastic.name
+    # Of each group, the requested number of pods, and the minimum to start with. An autoscaled group requests its
+    # maximum, so that it grows without queueing again. Kueue allows a minimum for one group only.
+    bounds = {
+        group.name: (job.spec.size_of(group), group.min_replicas)
+        if (scale := group.autoscale) is None
+        else (scale.max_replicas, scale.min_replicas)
+        for group in view.groups
+    }
     order = sorted(bounds, key=lambda name: name != elastic)
     smaller = next((name for name in order if 1 <= (bounds[name][1] or 0) < bounds[name][0]), "")
-    return {name: (count, least if name == smaller else None) for name, (count, least) in bounds.items()}
-
-
-def _request(view: View, found: Workload | None) -> Iterator[Action]:
-    job, counts = view.job, _counts(view)
+    counts = {name: (count, least if name == smaller else None) for name, (count, least) in bounds.items()}
     digest = f"{job.templates.quota}.{names.digest(job.queue, job.priority_class, counts)}"
     if found is not None and found.request == digest:
         return
@@ -72,16 +77,43 @@ def _request(view: View, found: Workload | None) -> Iterator[Action]:
     if job.priority_class and priority is None:
         yield from _read(view, "WorkloadPriorityClass", job.priority_class)
         return
-    pod_sets = [pod_set(HEAD, render_head(view, epoch=view.epoch + 1), count=1)]
-    for group in view.groups:
-        count, least = counts[group.name]
-        pod_sets.append(pod_set(group.name, render_worker(view, group), count=count, least=least))
-    yield ApplyChild(manifest=workload(job, pod_sets=pod_sets, digest=digest, priority=priority))
+    pod_sets = [_pod_set(HEAD, render_head(view, epoch=view.epoch + 1), 1, None)]
+    pod_sets += [_pod_set(group.name, render_worker(view, group), *counts[group.name]) for group in view.groups]
+    spec: dict[str, Any] = {"queueName": job.queue, "podSets": pod_sets}
+    if priority is not None:
+        kind = {"group": "kueue.x-k8s.io", "kind": "WorkloadPriorityClass", "name": job.priority_class}
+        spec |= {"priority": priority, "priorityClassRef": kind}
+    name = names.workload(job.name, job.uid)
+    manifest = child(job, "Workload", name, {"spec": spec}, api_version="kueue.x-k8s.io/v1beta2")
+    manifest["metadata"]["labels"] |= {names.QUEUED_JOB_UID: job.uid}
+    manifest["metadata"]["annotations"] = {names.REQUEST: digest}
+    yield ApplyChild(manifest=manifest)
+
+
+def _pod_set(name: str, pod: Manifest, count: int, least: int | None) -> dict[str, Any]:
+    metadata = {key: pod["metadata"][key] for key in ("labels", "annotations")}
+    fewest = {"minCount": least} if least is not None else {}
+    return {"name": name, "count": count, **fewest, "template": {"metadata": metadata, "spec": pod["spec"]}}
 
 
 def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Iterator[Action]:
     if view.refused_until(kind) is None:
         yield ReadQueueObject(kind=kind, name=name, admission=admission)
+
+
+def _release(view: View, found: Workload) -> Action:
+    """The pods of an evicted Workload are gone: Kueue may give its quota to others and queue it again."""
+    evicted = found.condition("Evicted")
+    reason, words = evicted.get("reason") or "Pending", evicted.get("message", "")
+    news = [
+        _condition("QuotaReserved", is_true=False, reason="Pending", message=words),
+        _condition("Admitted", is_true=False, reason="NoReservation", message="The workload has no reservation"),
+        _condition("Requeued", is_true=reason in _REQUEUED, reason=reason, message=words),
+    ]
+    if found.condition("PodsReady"):
+        news.append(_condition("PodsReady", is_true=False, reason="WaitForStart", message="the pods were deleted"))
+    status = {"admission": None, "reclaimablePods": None, "conditions": _merged(view, found, news)}
+    return PatchWorkload(workload=found, status=status)
 
 
 def _report(view: View, found: Workload) -> Iterator[Action]:
@@ -92,29 +124,34 @@ def _report(view: View, found: Workload) -> Iterator[Action]:
         again = before.get("reason") in ("WaitForRecovery", "Recovered") or found.holds("PodsReady")
         reason = ("Recovered" if again else "Started") if is_ready else "WaitForRecovery"
         words = "enough pods are ready to collect" if is_ready else "too few pods are ready to collect"
-        news = condition("PodsReady", is_true=is_ready, reason=reason, message=words)
-        status["conditions"] = merged(found, [news], at=view.now)
-    reclaimed = {group.name: _reclaimed(view, found, group.name) for group in view.groups if group.autoscale is None}
-    given = {name: found.pod_sets[name].reclaimed for name in reclaimed if name in found.pod_sets}
-    if any(count > given.get(name, 0) for name, count in reclaimed.items()):
-        items = [{"name": name, "count": count} for name, count in reclaimed.items() if count]
-        status["reclaimablePods"] = items
+        news = _condition("PodsReady", is_true=is_ready, reason=reason, message=words)
+        status["conditions"] = _merged(view, found, [news])
+    reclaimed, is_more = [], False
+    for group in view.groups:
+        pod_set, size = found.pod_sets.get(group.name), view.sizes[group.name]
+        if pod_set is None or group.autoscale is not None:
+            continue
+        # The count of pods that a group no longer needs decreases only with another admission.
+        is_shrinking = any(pod.index >= size and not pod.is_terminal for pod in view.examined_workers[group.name])
+        count = pod_set.reclaimed if is_shrinking or size >= pod_set.held else pod_set.asked - size
+        is_more |= count > pod_set.reclaimed
+        reclaimed += [{"name": group.name, "count": count}] if count else []
+    if is_more:
+        status["reclaimablePods"] = reclaimed
     if status:
         yield PatchWorkload(workload=found, status=status)
 
 
-def _reclaimed(view: View, found: Workload, group: str) -> int:
-    """Number of pods that the group no longer needs. It decreases only with another admission."""
-    pod_set, size = found.pod_sets.get(group), view.sizes[group]
-    if pod_set is None:
-        return 0
-    is_shrinking = any(pod.index >= size and not pod.is_terminal for pod in view.examined_workers[group])
-    return pod_set.reclaimed if is_shrinking or size >= pod_set.held else pod_set.asked - size
+def _condition(kind: str, *, is_true: bool, reason: str, message: str) -> dict[str, str]:
+    status = "True" if is_true else "False"
+    return {"type": kind, "status": status, "reason": reason, "message": message[:_MAX_MESSAGE]}
 
 
-def _finish(view: View, found: Workload) -> Action:
-    is_completed = is_true(view.job.status, "Completed")
-    ended = find(view.job.status, "Completed" if is_completed else "Failed")
-    reason, words = "Succeeded" if is_completed else "Failed", ended.message if ended is not None else ""
-    news = condition("Finished", is_true=True, reason=reason, message=words)
-    return PatchWorkload(workload=found, status={"conditions": merged(found, [news], at=view.now)})
+def _merged(view: View, found: Workload, news: Sequence[Mapping[str, str]]) -> list[Mapping[str, Any]]:
+    """All conditions of a Workload, updated by `news`."""
+    conditions = {old["type"]: old for old in found.conditions}
+    for new in news:
+        before = conditions.pop(new["type"], {})
+        since = before["lastTransitionTime"] if before.get("status") == new["status"] else write_time(view.now)
+        conditions[new["type"]] = {**new, "lastTransitionTime": since}
+    return list(conditions.values())

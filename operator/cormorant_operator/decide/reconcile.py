@@ -32,7 +32,17 @@ _CHANGES = (plan.DeletePod, plan.MarkPod, plan.DeleteChild, plan.DeleteJob)
 def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> plan.Plan:
     """The plan for a job. `now` is aware. Changes nothing."""
     view = View(job, record, state, now.replace(microsecond=0), defaults)
-    return _without_refused(view, _decide(view))
+    full = _decide(view)
+    # Postpone deletions and changes that the API server refused recently; keep the rest of the plan.
+    actions: list[plan.Action] = []
+    dues = [full.due] if full.due is not None else []
+    for action in full.actions:
+        until = view.refused_until(plan.refusal_of(action)[0]) if isinstance(action, _CHANGES) else None
+        if until is None:
+            actions.append(action)
+        else:
+            dues.append(_whole(until))
+    return replace(full, actions=tuple(actions), due=min(dues, default=None))
 
 
 def _decide(view: View) -> plan.Plan:
@@ -95,29 +105,23 @@ def _clean_up(view: View) -> plan.Plan:
     return plan.Plan(actions=(*orders, *queue_actions(view)), due=over)
 
 
-def _without_refused(view: View, full: plan.Plan) -> plan.Plan:
-    """Postpone deletions and changes that the API server refused recently; keep the rest of the plan."""
-    if not view.state.refusals:
-        return full
-    actions: list[plan.Action] = []
-    dues = [full.due] if full.due is not None else []
-    for action in full.actions:
-        until = view.refused_until(plan.refusal_of(action)[0]) if isinstance(action, _CHANGES) else None
-        if until is None:
-            actions.append(action)
-        else:
-            dues.append(_whole(until))
-    return replace(full, actions=tuple(actions), due=min(dues, default=None))
-
-
 def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     """Create, correct or delete Services, policies, ConfigMap and Secret where they differ, for the head in `draft`."""
     config = config_map(view.job, digest=view.job.templates.config)
     is_unclaimed = _is_unclaimed(view)
-    if _may_lack_tokens(view, draft) and view.refused_until("Secret") is None:
-        # The head has rejected the operator's token long enough that the Secret must have been changed.
+    # The operator cannot read the Secret; creating an existing one is harmless. A pod whose Secret is missing waits for
+    # its volume, and no condition of a head's pod reports that.
+    secret = tokens_secret(view.job.name)
+    may_lack_tokens = (
+        not view.state.has_tokens
+        or (view.epoch and any(isinstance(action, plan.CreatePod) for action in draft.actions))
+        or any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
+    )
+    if may_lack_tokens and view.refused_until("Secret") is None:
+        # Rejected for longer than a running head needs to read a Secret that was created again (kubelets need about a
+        # minute): it must have been changed.
         refused = view.state.refused_since
-        is_wrong = refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
+        is_wrong = refused is not None and view.now >= view.after(refused, 12 * view.defaults.poll_s)
         yield plan.CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
     wanted = [network_policy(view.job, view.defaults)] if view.defaults.has_network_policies else []
     wanted += view.pod_groups
@@ -147,17 +151,6 @@ def _is_unclaimed(view: View) -> bool:
     """Whether nothing of the job was created yet, so that an existing Secret of its name is not its own."""
     has_config = any(kind == "ConfigMap" for kind, _ in view.children)
     return not (has_config or view.pods or view.job.status.epoch)
-
-
-def _may_lack_tokens(view: View, draft: plan.Draft) -> bool:
-    """Whether the Secret may be missing. The operator cannot read it; creating an existing one is harmless."""
-    if not view.state.has_tokens:
-        return True
-    # The head mounts the Secret. Without it the pod waits for its volume, and no pod condition reports that.
-    if view.epoch and any(isinstance(action, plan.CreatePod) for action in draft.actions):
-        return True
-    secret = tokens_secret(view.job.name)
-    return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
 
 
 def _checks(view: View) -> Iterator[plan.Action]:

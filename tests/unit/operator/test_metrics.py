@@ -8,9 +8,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import BUDGET, BUDGET_PER_JOB_OF_OPERATOR, METRICS
 from cormorant_contract.metrics import operator as declared
-from cormorant_operator.logs import about, configure_logs
+from cormorant_operator.__main__ import configure_logs
 from cormorant_operator.metrics import Metrics
-from cormorant_testing.operator_world import make_job
 
 
 def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -44,12 +43,12 @@ def test_a_thousand_jobs_are_a_few_thousand_series() -> None:
     assert sum(map(len, found.values())) <= BUDGET["operator"] + 1000 * BUDGET_PER_JOB_OF_OPERATOR
 
 
-def test_lines_about_a_job_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_lines_have_the_fields_of_heads_and_workers(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
         configure_logs(level="info")
         structlog.get_logger().debug("workload_not_written")
-        with about(make_job()):
+        with structlog.contextvars.bound_contextvars(job="pong"):
             structlog.get_logger().info("pod_created", pod="pong-cpu-0-abcde")
         structlog.get_logger().info("resynced")
     finally:
@@ -58,4 +57,4 @@ def test_lines_about_a_job_name_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(first)[:8] == list(last)[:8] == [
         "timestamp", "level", "event", "job", "group", "worker", "epoch", "version",
     ]  # fmt: skip
-    assert (first["job"], first["pod"], last["job"]) == (make_job().name, "pong-cpu-0-abcde", None)
+    assert (first["job"], first["pod"], last["job"]) == ("pong", "pong-cpu-0-abcde", None)
