@@ -95,7 +95,7 @@ class Verdict:
 
 
 WAITS_LAST_S = 120.0
-"""Longest window of waiting times that `decide/autoscale.py` uses."""
+"""Longest window of waiting times that `decide/view.py` uses."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
 _MIN_SILENT = 3
 HeadState = Literal["answering", "silent", "refusing"]

@@ -177,6 +177,10 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     began, over = _moment(ended.get("startedAt")), _moment(ended.get("finishedAt"))
     disruption = conditions.get("DisruptionTarget", {})
     obstacle, words = _obstacle(status, conditions)
+    phase: Any = status.get("phase") or "Pending"
+    if ended:
+        # The pod's phase changes only when every container has ended, and a mesh sidecar never ends by itself.
+        phase = "Failed" if ended.get("exitCode") else "Succeeded"
     containers = (raw.get("spec") or {}).get("containers") or ()
     container: Mapping[str, Any] = next((item for item in containers if item.get("name") == role), {})
     return Pod(
@@ -194,7 +198,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         cuda_image=annotations.get(names.CUDA_IMAGE, ""),
         failures=_count(annotations.get(names.FAILURES)),
         restarts=_count(annotations.get(RESTARTS)),
-        phase=_phase(raw, ended),
+        phase=phase if phase in get_args(PodPhase) else "Unknown",
         node=(raw.get("spec") or {}).get("nodeName") or "",
         is_taint_evicted="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
         has_sidecar=bool(ended) and any("running" in state for state in others),
@@ -239,14 +243,6 @@ def controller_uid(raw: Mapping[str, Any]) -> str:
 
 def _role(text: str | None) -> Role | None:
     return text if text in ("head", "worker", "canary") else None  # type: ignore[return-value]  # it is one of them
-
-
-def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:
-    if ended:
-        # The pod's phase changes only when every container has ended, and a mesh sidecar never ends by itself.
-        return "Failed" if ended.get("exitCode") else "Succeeded"
-    phase = (raw.get("status") or {}).get("phase") or "Pending"
-    return phase if phase in get_args(PodPhase) else "Unknown"  # type: ignore[return-value]  # it is one of them
 
 
 def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
@@ -395,8 +391,18 @@ class PodIndex:
         """Sort each pod of a slot into `healthy` or `others`."""
         if len(place) == 1:
             (pod,) = place.values()
-            if _is_healthy(pod):
-                build = _build_of(pod)
+            is_healthy = (
+                pod.is_scheduled
+                and pod.is_ready
+                and not pod.failures
+                and not pod.is_disrupted
+                and pod.obstacle is Obstacle.NONE
+                and pod.retiring_since is None
+                and pod.draining_since is None
+                and pod.stalled_since is None
+            )
+            if is_healthy:
+                build = WorkerBuild(pod.group, pod.template, pod.base_image)
                 self.healthy.setdefault(build, {})[pod.index] = pod
                 self.restarts[build] += pod.restarts
                 return
@@ -406,26 +412,8 @@ class PodIndex:
         """Undo `_sort_in`, before a slot changes."""
         for uid, pod in place.items():
             if self.others.pop(uid, None) is None:
-                build = _build_of(pod)
+                build = WorkerBuild(pod.group, pod.template, pod.base_image)
                 del self.healthy[build][pod.index]
                 self.restarts[build] -= pod.restarts
                 if not self.healthy[build]:
                     del self.healthy[build], self.restarts[build]
-
-
-def _is_healthy(pod: Pod) -> bool:
-    return (
-        pod.ready_since is not None
-        and pod.is_scheduled
-        and pod.is_ready
-        and not pod.failures
-        and not pod.is_disrupted
-        and pod.obstacle is Obstacle.NONE
-        and pod.retiring_since is None
-        and pod.draining_since is None
-        and pod.stalled_since is None
-    )
-
-
-def _build_of(pod: Pod) -> WorkerBuild:
-    return WorkerBuild(pod.group, pod.template, pod.base_image)

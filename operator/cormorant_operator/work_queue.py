@@ -60,7 +60,12 @@ class WorkQueue:
         while True:
             key = await self._ready.get()
             if key in self._due and key not in self._taken and key not in self._timers:
-                self._note_wait(self._due.pop(key))
+                now, due = _now(), self._due.pop(key)
+                minute = int(now // _MINUTE_S)
+                if minute not in self._waits:
+                    kept = {at: longest for at, longest in self._waits.items() if at == minute - 1}
+                    self._waits = kept | {minute: 0.0}
+                self._waits[minute] = max(self._waits[minute], now - due)
                 self._taken.add(key)
                 return key
 
@@ -89,13 +94,6 @@ class WorkQueue:
     def _make_ready(self, key: str) -> None:
         del self._timers[key]
         self._ready.put_nowait(key)
-
-    def _note_wait(self, due: float) -> None:
-        now = _now()
-        minute = int(now // _MINUTE_S)
-        if minute not in self._waits:
-            self._waits = {at: longest for at, longest in self._waits.items() if at == minute - 1} | {minute: 0.0}
-        self._waits[minute] = max(self._waits[minute], now - due)
 
 
 def _now() -> float:

@@ -46,7 +46,14 @@ def plan_head(view: View, draft: Draft) -> None:
     tidy_at = _tidy(view, draft)
     if live is not None:
         draft.epoch, draft.is_head_coming = live.epoch, True
-        if live.template != view.job.templates.head and _may_replace(view):
+        if (
+            live.template != view.job.templates.head
+            # A running job is not torn down for an invalid manifest, nor by an operator that knows fewer fields than
+            # the one that created its pods.
+            and not view.job.unknown
+            and view.may_create
+            and all(map(view.is_proven, view.all_templates))
+        ):
             if _is_image_verified(view, draft, live):
                 draft.updating = "ReplacingHead"
                 draft.actions.append(DeletePod(pod=live, why="its template changed"))
@@ -60,11 +67,17 @@ def plan_head(view: View, draft: Draft) -> None:
         draft.dues.append(until)
         return
     draft.is_head_coming = True
-    not_before = _blocked_until(view, newest) if newest is not None else None
-    if newest is not None and not_before is not None and not_before > view.now:
-        draft.dues.append(not_before)
-        _check_nodes(view, draft, [newest])
-        return
+    if newest is not None:
+        # A terminating head lets learners acknowledge the batches they hold, and counts them. One that never ran holds
+        # no batches, and one on a lost node cannot report.
+        is_leaving = newest.is_terminating and newest.phase == "Running" and not view.is_lost(newest)
+        not_before = newest.deletion_deadline if is_leaving else None
+        if newest.must_wait and not newest.is_terminating:
+            not_before = next_attempt_at(newest)
+        if not_before is not None and not_before > view.now:
+            draft.dues.append(not_before)
+            _check_nodes(view, draft, [newest])
+            return
     draft.epoch += 1
     draft.actions.append(CreatePod(owner=HEAD, manifest=render_head(view, epoch=draft.epoch)))
 
@@ -92,17 +105,6 @@ def render_head(view: View, *, epoch: int) -> Manifest:
     )
 
 
-def _blocked_until(view: View, pod: Pod) -> datetime | None:
-    """When the next head may start; None: now."""
-    if pod.must_wait and not pod.is_terminating:
-        return next_attempt_at(pod)
-    # A terminating head lets learners acknowledge the batches they hold, and counts them. One that never ran holds no
-    # batches, and one on a lost node cannot report.
-    if pod.is_terminating and pod.phase == "Running" and not view.is_lost(pod):
-        return pod.deletion_deadline
-    return None
-
-
 def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
     """Check nodes whose pods were evicted by a taint: if they are lost, the end of these pods is never confirmed."""
     for name in sorted({pod.node for pod in pods if pod.is_taint_evicted and pod.node and not view.is_lost(pod)}):
@@ -112,12 +114,6 @@ def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
             draft.actions.append(CheckNode(name=name))
         else:
             draft.dues.append(valid_until)
-
-
-def _may_replace(view: View) -> bool:
-    """Whether all new templates are verified: a running job is not torn down for an invalid manifest."""
-    # The running pods may have been created with fields that are unknown here.
-    return not view.job.unknown and view.may_create and all(map(view.is_proven, view.all_templates))
 
 
 def _tidy(view: View, draft: Draft) -> datetime | None:

@@ -95,11 +95,6 @@ def pause_reason(view: View) -> str:
     return "API" if answer is not None and answer.is_leased and answer.pause_state != "running" else ""
 
 
-def is_waiting_for_consumer(view: View) -> bool:
-    """Whether workers wait until a consumer takes a batch."""
-    return view.answer is not None and view.answer.is_queue_full
-
-
 def moving_until(view: View) -> datetime | None:
     """Until when the job counts as progressing if no more frames arrive; None: there were none."""
     last = frames_status(view).last_progress_time
@@ -142,7 +137,7 @@ def stall_deadline(view: View) -> Deadline | None:
     ready, heard, until = since(view.job.status, "Ready", "True"), view.answering_since, view.answered_at
     if not limit or ready is None or heard is None or until is None or not view.has_enough:
         return None
-    if is_all_collected(view) or pause_reason(view) or is_waiting_for_consumer(view):
+    if is_all_collected(view) or pause_reason(view) or (view.answer is not None and view.answer.is_queue_full):
         return None
     status = view.job.status
     starts = (

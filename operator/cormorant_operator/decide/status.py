@@ -23,7 +23,7 @@
 Completed and Failed exist only when true, and are final.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from cormorant_contract.children import tokens_secret
@@ -74,6 +74,19 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
     )
     generation = view.job.generation
     found = _facts(view, draft)
+    # Those in the status and the current ones, each once, the newest last.
+    failures = {failure.pod: failure for failure in before.recent_failures}
+    for pod in view.examined:
+        is_over = pod.phase == "Failed" and not pod.is_terminating and pod.draining_since is None
+        if is_over and pod.role != "canary" and pod.name not in failures:
+            failures[pod.name] = Failure(
+                pod=pod.name,
+                reason=(pod.reason or "Error")[:_MAX_REASON],
+                exit_code=pod.exit_code,
+                time=pod.ended or pod.created,
+                message=" ".join(pod.message.split())[-_MAX_FAILURE_MESSAGE:],
+            )
+    newest = sorted(failures.values(), key=lambda failure: (failure.time, failure.pod))[-_MAX_FAILURES:]
     return CollectorJobStatus(
         observed_generation=generation,
         phase=_phase(view, draft),
@@ -92,7 +105,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
             selector=names.worker_selector(view.job.uid, group=elastic),
         ),
         conditions=merge(before, found, generation=generation, now=view.now),
-        recent_failures=_recent_failures(before, view.examined),
+        recent_failures=tuple(newest),
     )
 
 
@@ -146,23 +159,6 @@ def _phase(view: View, draft: Draft) -> Phase:
         return "Starting" if view.job.status.frames.last_progress_time is None else "Degraded"
     is_whole = all(view.ready(group.name) >= view.sizes[group.name] for group in view.groups)
     return "Running" if is_whole else "Degraded"
-
-
-def _recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
-    """`status.recentFailures`: those in the status and the current ones, each once, the newest last."""
-    found = {failure.pod: failure for failure in status.recent_failures}
-    for pod in pods:
-        is_over = pod.phase == "Failed" and not pod.is_terminating and pod.draining_since is None
-        if is_over and pod.role != "canary" and pod.name not in found:
-            found[pod.name] = Failure(
-                pod=pod.name,
-                reason=(pod.reason or "Error")[:_MAX_REASON],
-                exit_code=pod.exit_code,
-                time=pod.ended or pod.created,
-                message=" ".join(pod.message.split())[-_MAX_FAILURE_MESSAGE:],
-            )
-    ordered = sorted(found.values(), key=lambda failure: (failure.time, failure.pod))
-    return tuple(ordered[-_MAX_FAILURES:])
 
 
 # -- conditions ------------------------------------------------------------------------------------------------
@@ -308,7 +304,7 @@ def _progressing(view: View, draft: Draft) -> Fact:
     if progress.is_all_collected(view):
         message = "all frames are collected; waiting for learners to acknowledge the rest"
         return Fact(type="Progressing", status="False", reason="Draining", message=message)
-    if progress.is_waiting_for_consumer(view):
+    if view.answer is not None and view.answer.is_queue_full:
         message = "the queue is full; workers wait for a learner to take a batch"
         return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
     answer, until, before = view.answer, progress.moving_until(view), find(view.job.status, "Progressing")

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
+from math import ceil
 
 from cormorant_contract.spec import RunPolicy
-from cormorant_contract.workers import WorkerGroup
+from cormorant_contract.workers import Autoscale, WorkerGroup
 from cormorant_operator.cache import JobRecord
-from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at, refusal_delay_s
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
-from cormorant_operator.job_state import HeadAnswer, JobState, RefusalKind, Verdict, Waits
+from cormorant_operator.job_state import WAITS_LAST_S, HeadAnswer, JobState, RefusalKind, Verdict, Waits
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod, WorkerBuild
 from cormorant_operator.render.children import pod_groups
@@ -24,6 +24,10 @@ _HOPELESS_S = 600.0
 """Longest delay for refusals that only a person can resolve."""
 _LEAVING_S = 1.0
 """Retry interval for a name that Kubernetes is about to free."""
+_UP_AFTER_S = 30.0
+_WAITS, _IDLE, _RARELY, _BUSY = 0.2, 0.25, 0.05, 0.9
+_AT_MOST = 0.5
+"""Cap on the waiting share: an autoscaled group at most doubles in one step."""
 
 
 @dataclass(frozen=True)
@@ -197,17 +201,16 @@ class View:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Workers that each group should have."""
-        return {group.name: self._size_of(group) for group in self.groups}
-
-    def _size_of(self, group: WorkerGroup) -> int:
-        wanted = self.wanted_size_of(group)
-        if not self.job.queue:
-            return wanted
-        found = self.record.workload
-        if found is not None and found.is_admitted:
-            return min(wanted, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
-        # Without an admission, existing pods stay and no more are created.
-        return min(wanted, self._size_before(group, wanted)) if self.has_pods else wanted
+        found, sizes = self.record.workload, {}
+        for group in self.groups:
+            size = self.wanted_size_of(group)
+            if self.job.queue and found is not None and found.is_admitted:
+                size = min(size, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
+            elif self.job.queue and self.has_pods:
+                # Without an admission, existing pods stay and no more are created.
+                size = min(size, self._size_before(group, size))
+            sizes[group.name] = size
+        return sizes
 
     def _size_before(self, group: WorkerGroup, default: int) -> int:
         return next((known.desired for known in self.job.status.groups if known.name == group.name), default)
@@ -278,20 +281,19 @@ class View:
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
         """Slots by group, except those of counted workers."""
-        return {group.name: self._slots_of(group.name) for group in self.groups}
-
-    def _slots_of(self, group: str) -> tuple[Slot, ...]:
-        size, attempts = self.sizes[group], self.record.attempts
-        found: dict[int, list[Pod]] = {}
-        for pod in self.examined_workers[group]:
-            found.setdefault(pod.index, []).append(pod)
-        if self.num_counted(group) + sum(index < size for index in found) < size:
-            counted = (self.record.pod_index.healthy[build].keys() for build in self.counted[group])
-            found |= {index: [] for index in set(range(size)).difference(found, *counted)}
-        return tuple(
-            Slot(index=index, pods=tuple(pods), last_attempt=attempts.get((group, index), -1))
-            for index, pods in sorted(found.items())
-        )
+        attempts, slots = self.record.attempts, {}
+        for group, size in self.sizes.items():
+            found: dict[int, list[Pod]] = {}
+            for pod in self.examined_workers[group]:
+                found.setdefault(pod.index, []).append(pod)
+            if self.num_counted(group) + sum(index < size for index in found) < size:
+                counted = (self.record.pod_index.healthy[build].keys() for build in self.counted[group])
+                found |= {index: [] for index in set(range(size)).difference(found, *counted)}
+            slots[group] = tuple(
+                Slot(index=index, pods=tuple(pods), last_attempt=attempts.get((group, index), -1))
+                for index, pods in sorted(found.items())
+            )
+        return slots
 
     def num_counted(self, group: str) -> int:
         return sum(len(self.record.pod_index.healthy[build]) for build in self.counted[group])
@@ -382,3 +384,32 @@ class View:
         """Whether a pod's node is known to be lost, so that its end is never confirmed."""
         node = self.state.nodes.get(pod.node)
         return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
+
+
+def autoscaled(scale: Autoscale, size: int, waits: Sequence[tuple[datetime, Waits]], *, group: str) -> int:
+    """The next size of a group with `size` workers, by whether workers or learners wait.
+
+        learners wait, workers are busy    more workers: as many as would have kept the learners busy
+        workers are idle, no learner waits fewer: as many as would have been busy nine tenths of the time
+        both, or neither                   the size is right, or not what limits (on-policy learners wait and let wait)
+
+    `waits` is evidence if the size did not change and every worker was ready (`JobState.waits`). Between the thresholds
+    nothing changes, and a step down never reaches a size at which learners would wait again, so it settles.
+    """
+    wanted, is_measured = size, bool(waits) and waits[-1][1].sizes.get(group) == size
+    for period_s in (_UP_AFTER_S, WAITS_LAST_S) if is_measured else ():
+        until, last = waits[-1]
+        began = next((pair for pair in reversed(waits) if (until - pair[0]).total_seconds() >= period_s), None)
+        if began is None:
+            break
+        since, first = began
+        worker_s = last.worker_s.get(group, 0.0) - first.worker_s.get(group, 0.0)
+        idle_s = last.idle_s.get(group, 0.0) - first.idle_s.get(group, 0.0)
+        idle = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
+        consumer = min(1.0, max(0.0, (last.consumer_s - first.consumer_s) / (until - since).total_seconds()))
+        if consumer > _WAITS and idle < _RARELY:
+            wanted = ceil(size / (1 - min(consumer, _AT_MOST)))
+            break
+        if period_s == WAITS_LAST_S and idle > _IDLE and consumer < _RARELY:
+            wanted = min(size, ceil(size * (1 - idle) / _BUSY))
+    return min(max(wanted, scale.min_replicas), scale.max_replicas)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.decide.autoscale import autoscaled
+from cormorant_operator.decide.view import autoscaled
 from cormorant_operator.job_state import HeadAnswer, JobState, Waits
 from cormorant_testing.operator_world import World
 
