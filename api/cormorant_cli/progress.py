@@ -237,7 +237,12 @@ class LiveDisplay(PlainDisplay):
         self._live.update(Spinner("dots", text=Text(_starting(plan))))
 
     def progress(self, snapshot: Snapshot) -> None:
-        stats = snapshot.fleet.summary()
+        stats, left = snapshot.fleet.summary(), ""
+        if stats.total_frames is not None and snapshot.fps > 0:
+            seconds = max(0, stats.total_frames - stats.frames) / snapshot.fps
+            hours, rest = divmod(int(seconds), _HOUR_S)
+            minutes, rest = divmod(rest, _MINUTE_S)
+            left = f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
         top = Table.grid(padding=(0, 2))
         bar = ProgressBar(
             total=stats.total_frames or 1,
@@ -252,7 +257,7 @@ class LiveDisplay(PlainDisplay):
             bar,
             Text(_amount(stats, self._counts), no_wrap=True),
             Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
-            Text(_time_left(stats, snapshot.fps), style="dim", no_wrap=True),
+            Text(left, style="dim", no_wrap=True),
         )
         last = Text(_workers_line(snapshot.fleet), style="dim", no_wrap=True, overflow="ellipsis")
         if trouble := snapshot.trouble:
@@ -395,15 +400,6 @@ def _workers_line(fleet: "FleetStats") -> str:
     env_restarts = sum(worker.env_restarts for worker in fleet.workers)
     shown += [f"{counted(env_restarts, 'environment')} restarted"] if env_restarts else []
     return "workers: " + ", ".join(shown)
-
-
-def _time_left(stats: "Stats", fps: float) -> str:
-    if stats.total_frames is None or fps <= 0:
-        return ""
-    seconds = max(0, stats.total_frames - stats.frames) / fps
-    hours, rest = divmod(int(seconds), _HOUR_S)
-    minutes, rest = divmod(rest, _MINUTE_S)
-    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
 
 
 def log_line(event: Event, *, is_verbose: bool = False) -> str:

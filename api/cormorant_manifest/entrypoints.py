@@ -38,26 +38,21 @@ class Entrypoint:
 def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> list[Problem]:
     """Entrypoints of a manifest that no source file defines. `folder`: the manifest's folder, searched first."""
     path = ([str(folder)] if folder is not None else []) + sys.path
+    env, block = job.spec.env, job.spec.env.block
+    ids: list[tuple[Location, str | None]] = []
+    if block.registry == "gymnasium":
+        ids = [(("spec", "env", block.kind, "id"), getattr(block, block.registered))]
+        ids += [(("spec", "env", "variants"), variant.task_id) for variant in env.variants or ()]
     return [
         Problem(message=sentence, name=job.metadata.name, location=location)
-        for location, name in _ids(job)
-        if (sentence := _unregistered(name))
+        for location, name in ids
+        # A package that is named before the id registers it.
+        if name and ":" not in name and (sentence := _unregistered(name))
     ] + [
         Problem(message=sentence, name=job.metadata.name, location=entry.location)
         for entry in _entrypoints(job)
         if (sentence := _trouble(entry, path))
     ]
-
-
-def _ids(job: CollectorJob) -> Iterator[tuple[Location, str]]:
-    """Gymnasium's ids of a manifest, without those that a package named before the id registers."""
-    env, block = job.spec.env, job.spec.env.block
-    if block.registry == "gymnasium":
-        named: list[tuple[Location, str]] = [
-            (("spec", "env", block.kind, "id"), getattr(block, block.registered) or "")
-        ]
-        named += [(("spec", "env", "variants"), variant.task_id or "") for variant in env.variants or ()]
-        yield from ((location, name) for location, name in named if name and ":" not in name)
 
 
 def _unregistered(name: str) -> str:

@@ -26,7 +26,27 @@ MAX_NODES = 100_000
 def load_jobs(path: str | Path) -> list[CollectorJob]:
     """Read every CollectorJob of a file; `-` is standard input. ManifestError has all problems of all documents."""
     source = "standard input" if str(path) == STDIN else str(path)
-    return parse_jobs(_text_of(path, source), source)
+    try:
+        if str(path) == STDIN:
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise _refusal(source, "is a directory; give the manifest files in it") from None
+    except FileNotFoundError:
+        raise _refusal(source, "no such file; check the path") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refusal(source, f"cannot be read: {reason}; check the path and its permissions") from error
+    if len(data) > MAX_BYTES:
+        raise _refusal(source, f"has more than {MAX_BYTES} bytes, which no manifest has; check the path")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = f"byte 0x{data[error.start]:02x} at position {error.start}"
+        raise _refusal(source, f"is not UTF-8 text: {place}; save it as UTF-8") from error
+    return parse_jobs(text, source)
 
 
 def parse_jobs(text: str, source: str = "") -> list[CollectorJob]:
@@ -48,29 +68,6 @@ def parse_jobs(text: str, source: str = "") -> list[CollectorJob]:
     if not jobs:
         raise _refusal(source, "contains no document; a manifest begins with apiVersion and kind: CollectorJob")
     return jobs
-
-
-def _text_of(path: str | Path, source: str) -> str:
-    try:
-        if str(path) == STDIN:
-            data = sys.stdin.buffer.read(MAX_BYTES + 1)
-        else:
-            with Path(path).open("rb") as file:
-                data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise _refusal(source, "is a directory; give the manifest files in it") from None
-    except FileNotFoundError:
-        raise _refusal(source, "no such file; check the path") from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise _refusal(source, f"cannot be read: {reason}; check the path and its permissions") from error
-    if len(data) > MAX_BYTES:
-        raise _refusal(source, f"has more than {MAX_BYTES} bytes, which no manifest has; check the path")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        place = f"byte 0x{data[error.start]:02x} at position {error.start}"
-        raise _refusal(source, f"is not UTF-8 text: {place}; save it as UTF-8") from error
 
 
 def _documents(text: str, source: str) -> list[yaml.Node | None]:

@@ -99,7 +99,16 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
 
 def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str) -> Iterator[Finding]:
     """Whether an operator manages a namespace. `job`: its status shows whether one runs outside the cluster."""
-    watched = {identity(deployment): _watched(deployment) for deployment in deployments}
+    # Namespaces that each operator's arguments name; none: all.
+    watched = {
+        identity(deployment): {
+            str(word).partition("=")[2]
+            for container in deployment["spec"]["template"]["spec"]["containers"]
+            for word in container.get("args") or ()
+            if str(word).startswith("--namespace=")
+        }
+        for deployment in deployments
+    }
     near = [one for one in deployments if not watched[identity(one)] or namespace in watched[identity(one)]]
     for deployment in near:
         yield _of_operator(deployment)
@@ -121,13 +130,6 @@ def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str)
             "it: helm install cormorant charts/cormorant"
         )
         yield Finding("problem", sentence)
-
-
-def _watched(deployment: Raw) -> set[str]:
-    """Namespaces that an operator's arguments name; empty: all."""
-    containers = deployment["spec"]["template"]["spec"]["containers"]
-    arguments = [str(word) for container in containers for word in container.get("args") or ()]
-    return {word.partition("=")[2] for word in arguments if word.startswith("--namespace=")}
 
 
 def _of_operator(deployment: Raw) -> Finding:
@@ -167,8 +169,17 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
             f"the operator has not reconciled the newest spec of {name}: the status belongs to an older generation"
         )
         yield Finding("problem", sentence)
-    told = (fact for fact in status.get("conditions") or () if fact["reason"] not in _QUIET)
-    yield from (_of_condition(fact, job, options) for fact in told)
+    for fact in status.get("conditions") or ():
+        kind, reason = fact["type"], fact["reason"]
+        if reason in _QUIET:
+            continue
+        is_bad = fact["status"] == _TROUBLE.get(kind) and reason not in _PASSING
+        level: Level = "problem" if is_bad else "ok" if reason in _GOOD else "note"
+        sentence = f"{kind}={fact['status']}, {why(fact)}"
+        if level != "ok" and reason in _REMEDIES:
+            label = f"{JOB}={metadata['name']}"
+            sentence += "; " + _REMEDIES[reason].format(name=metadata["name"], label=label, options=options)
+        yield Finding(level, sentence)
     failures = status.get("recentFailures") or ()
     if failures:
         last = failures[-1]
@@ -177,15 +188,3 @@ def of_job(job: Raw, *, now: datetime, options: str = "") -> Iterator[Finding]:
         advice = "; raise the memory limit of its group" if last["reason"] == "OOMKilled" else ""
         counted = f"{len(failures)} pods failed, most recently {last['pod']} at {last['time']}"
         yield Finding("note", f"{counted}: {last['reason']}{code}{words}{advice}")
-
-
-def _of_condition(fact: Raw, job: Raw, options: str) -> Finding:
-    kind, status, reason, name = fact["type"], fact["status"], fact["reason"], job["metadata"]["name"]
-    if status == _TROUBLE.get(kind) and reason not in _PASSING:
-        level: Level = "problem"
-    else:
-        level = "ok" if reason in _GOOD else "note"
-    sentence = f"{kind}={status}, {why(fact)}"
-    if level != "ok" and reason in _REMEDIES:
-        sentence += "; " + _REMEDIES[reason].format(name=name, label=f"{JOB}={name}", options=options)
-    return Finding(level, sentence)

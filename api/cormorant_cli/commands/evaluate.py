@@ -28,7 +28,6 @@ from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
     from cormorant_contract.fleet import Stats
-    from cormorant_contract.rest.status import EvaluationTable
 
 Row = tuple[str | Mapping[str, str], Mapping[str, Any]]
 """A weights file, or that of each group of agents, and the summary of its episodes."""
@@ -155,7 +154,11 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
     with told_when_slow(f"until all episodes are played, at most {wait_s:g} s" if wait_s else "for the table"):
         while True:
             try:
-                found = _watch(connection, deadline)
+                with connection.client("read") as client:
+                    found = client.evaluation()
+                    while len(found.episodes) < found.planned and time.monotonic() < deadline:
+                        time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+                        found = client.evaluation()
                 break
             except NotReady as error:
                 if isinstance(error, HeadGone) or not wait_s:
@@ -166,7 +169,13 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
                     typer.echo(said, err=True)
                 time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
     document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
-    tables = _apart(document)
+    tables = [document]
+    if (checkpoints := document.pop("checkpoints", None)) is not None:
+        # One table per weights file, equal to that of the file's own evaluation.
+        played: dict[str, list[dict[str, Any]]] = {}
+        for row in document["episodes"]:
+            played.setdefault(row.pop("checkpoint"), []).append(row)
+        tables = [{"weights": files_of(uri) or uri, **own, "episodes": played[uri]} for uri, own in checkpoints.items()]
     for table in tables:
         tell(table, indent=None)
     if len(found.episodes) < found.planned:
@@ -174,29 +183,6 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
     if found.episodes and not speaks_json():
         name = connection.job or connection.url
         typer.echo(show_table([(table.get("weights", name), table["summary"]) for table in tables]))
-
-
-def _watch(connection: Connection, deadline: float) -> "EvaluationTable":
-    """The table of one head, when it is complete or at the deadline. NotReady if there is no head yet, or no longer."""
-    with connection.client("read") as client:
-        found = client.evaluation()
-        while len(found.episodes) < found.planned and time.monotonic() < deadline:
-            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-            found = client.evaluation()
-    return found
-
-
-def _apart(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Split an answer of `/v1/evaluation` into one table per weights file, equal to that of the file's own
-    evaluation.
-    """
-    checkpoints = document.pop("checkpoints", None)
-    if checkpoints is None:
-        return [document]
-    episodes: dict[str, list[dict[str, Any]]] = {}
-    for row in document["episodes"]:
-        episodes.setdefault(row.pop("checkpoint"), []).append(row)
-    return [{"weights": files_of(uri) or uri, **table, "episodes": episodes[uri]} for uri, table in checkpoints.items()]
 
 
 def show_table(rows: Sequence[Row]) -> str:

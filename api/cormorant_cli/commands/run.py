@@ -106,11 +106,13 @@ def run(
             job = read_job(manifest, name, frames)
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
+            dataset = job.spec.output.dataset
+            folder = dataset.uri.removeprefix("file://").rstrip("/") if dataset is not None else ""
+            if report is None and folder and "://" not in folder:
+                report = Path(f"{folder}-report.html")
             with translated_errors(), _logged_to(display, debug=debug):
-                session = _Session(
-                    job, display, interrupts, site, (port, directory) if serve else None,
-                    report or _beside_dataset(job),
-                )  # fmt: skip
+                serving = (port, directory) if serve else None
+                session = _Session(job, display, interrupts, site, serving, report)
                 reason = session.run(workers, None if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -200,13 +202,6 @@ class Interrupts:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
         os._exit(INTERRUPTED)
-
-
-def _beside_dataset(job: CollectorJob) -> Path | None:
-    """The report's file beside a local dataset; None without one."""
-    dataset = job.spec.output.dataset
-    folder = dataset.uri.removeprefix("file://").rstrip("/") if dataset is not None else ""
-    return Path(f"{folder}-report.html") if folder and "://" not in folder else None
 
 
 def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:

@@ -1,4 +1,4 @@
-"""`cormorant status [--watch]`: a running job at a glance. `cormorant report`: its live page with its data, in a file."""
+"""`cormorant status [--watch]`: a running job at a glance. `cormorant report`: its live page and data, in one file."""
 
 import sys
 import time

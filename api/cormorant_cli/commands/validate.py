@@ -1,6 +1,6 @@
 """`cormorant validate FILE...`: the API server's verdict on manifests, without an API server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,7 +41,21 @@ def validate(
         for file, (jobs, _) in verdicts.items()
         for job in jobs
     ]
-    tell(_report(verdicts), *(f"{source}: {name}: ok" for source, name in passed))
+    document = {
+        "valid": not found,
+        "files": [
+            {
+                "source": file,
+                "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in jobs],
+                "problems": [
+                    {name: getattr(problem, name) for name in ("document", "name", "line", "path", "message")}
+                    for problem in problems
+                ],
+            }
+            for file, (jobs, problems) in verdicts.items()
+        ],
+    }
+    tell(document, *(f"{source}: {name}: ok" for source, name in passed))
     if found:
         raise typer.Exit(2)
 
@@ -78,20 +92,3 @@ def _unknown_task(job: CollectorJob) -> Sequence[Problem]:
     except EnvBuildError:
         pass  # the workers' image may have what is missing here
     return ()
-
-
-def _report(verdicts: Mapping[str, Verdict]) -> dict[str, object]:
-    return {
-        "valid": not any(problems for _, problems in verdicts.values()),
-        "files": [
-            {
-                "source": file,
-                "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in jobs],
-                "problems": [
-                    {name: getattr(problem, name) for name in ("document", "name", "line", "path", "message")}
-                    for problem in problems
-                ],
-            }
-            for file, (jobs, problems) in verdicts.items()
-        ],
-    }
