@@ -32,17 +32,13 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 class CodeMap:
     files: Mapping[str, bytes]
 
-    @property
-    def digest(self) -> str:
-        """Eight characters that differ if the files differ."""
+    def name(self, job: str) -> str:
+        """The ConfigMap's; others if the files differ."""
         found = hashlib.sha256()
         for name, data in sorted(self.files.items()):
             found.update(f"{name}\0{len(data)}\0".encode() + data)
         # Lower-case base 32: every character is valid in a name.
-        return base64.b32encode(found.digest()).decode().lower()[:8]
-
-    def name(self, job: str) -> str:
-        return code_config_map(job, self.digest)
+        return code_config_map(job, base64.b32encode(found.digest()).decode().lower()[:8])
 
     def manifest(self, job: str, *, namespace: str, owner: Raw) -> Raw:
         """The ConfigMap. `owner`: the job as the server returned it: Kubernetes deletes the ConfigMap with the job."""

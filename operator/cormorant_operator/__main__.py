@@ -23,8 +23,8 @@ from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HEAD_STATES
-from cormorant_operator.kube.client import KubeClient, find_connection
-from cormorant_operator.kube.leader import Leader, Terms
+from cormorant_operator.kube.client import KubeClient
+from cormorant_operator.kube.leader import Leader
 from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.kube.watch import KINDS, QUEUE_KINDS, Kinds, Watch
 from cormorant_operator.metrics import Values
@@ -77,9 +77,7 @@ def configure_logs(*, level: str = "info") -> None:
 
 
 async def _serve(settings: Settings) -> int:
-    cluster = KubeClient(
-        find_connection, rate_limiter=RateLimiter(rate=settings.requests_per_s, burst=settings.request_burst)
-    )
+    cluster = KubeClient(RateLimiter(rate=settings.requests_per_s, burst=settings.request_burst))
     heads = HeadClient(key=settings.key, url=settings.head_url, ca_file=settings.head_ca_file)
     controller = Controller(
         cluster,
@@ -92,7 +90,7 @@ async def _serve(settings: Settings) -> int:
     leader = None
     if settings.lease is not None:
         namespace, name = settings.lease
-        leader = Leader(cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms())
+        leader = Leader(cluster, namespace=namespace, name=name, identity=settings.identity)
     probes = _make_probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -247,7 +247,11 @@ class Executor:
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
                 raise errors.NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
             if action.is_wrong:
-                await self._drop_tokens(job, state)
+                # Kubernetes deletes the Secret with its owner, and the next rejected poll recreates it. A Secret of an
+                # earlier operator has no such owner.
+                state.refused_since = self._clock()
+                is_deleted = await self._delete_child(job, "ConfigMap", name)
+                log.warning("token_rejected", secret=name, namespace=job.namespace, is_replaced=is_deleted)
         else:
             if action.claim is not None:
                 await self._apply(job, action.claim)
@@ -259,16 +263,6 @@ class Executor:
             with suppress(errors.AlreadyExists):
                 await self._api.create(secret(job, tokens, owner=owner))
         state.has_tokens = True
-
-    async def _drop_tokens(self, job: Job, state: JobState) -> None:
-        """Have Kubernetes delete a token Secret that others changed, by deleting its owner. The next rejected poll
-        recreates it.
-        """
-        state.refused_since = self._clock()
-        name = tokens_secret(job.name)
-        # A Secret that an earlier operator created has no such owner.
-        is_deleted = await self._delete_child(job, "ConfigMap", name)
-        log.warning("token_rejected", secret=name, namespace=job.namespace, is_replaced=is_deleted)
 
     async def _delete_child(self, job: Job, kind: str, name: str) -> bool:
         """Delete an object of the job. Returns False if there is none."""

@@ -8,7 +8,7 @@ import hashlib
 import json
 from typing import Any, TypeAlias
 
-from cormorant_contract.children import GROUP, JOB, JOB_UID, PREFIX, ROLE
+from cormorant_contract.children import JOB, JOB_UID, PREFIX, ROLE
 
 Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -66,27 +66,9 @@ def head_service(job: str) -> str:
     return f"{job}-head"
 
 
-def network_policy(job: str) -> str:
-    return f"{job}-pods"
-
-
-def budget(job: str, *, role: str) -> str:
-    """PodDisruptionBudget of the head, or of all workers."""
-    return f"{job}-{role}"
-
-
-def pod_group(job: str, uid: str, priority_class: str) -> str:
-    """A PodGroup's priority class is immutable, and a deleted PodGroup stays until its pods are gone."""
-    return f"{job}-gang-{digest(uid, priority_class)}"
-
-
 def workload(job: str, uid: str) -> str:
     """Name of a job's Workload, in the format of Kueue's own integrations."""
     return f"collectorjob-{job}-{_short(uid, 5)}"
-
-
-def config_map(job: str, digest: str) -> str:
-    return f"{job}-config-{digest}"
 
 
 def digest(*parts: Any) -> str:
@@ -104,11 +86,6 @@ def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
         JOB_UID: uid,
     }
     return labels | ({"app.kubernetes.io/component": role, ROLE: role} if role else {})
-
-
-def worker_selector(uid: str, *, group: str) -> str:
-    """Label selector of a group's pods, for autoscalers."""
-    return f"{JOB_UID}={uid},{GROUP}={group}"
 
 
 OWN_LABELS = child_labels("", "").keys()

@@ -26,7 +26,7 @@ Completed and Failed exist only when true, and are final.
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-from cormorant_contract.children import tokens_secret
+from cormorant_contract.children import GROUP, JOB_UID, tokens_secret
 from cormorant_contract.spec import unplayed
 from cormorant_contract.status import (
     CollectorJobStatus,
@@ -37,7 +37,6 @@ from cormorant_contract.status import (
     GroupStatus,
     Phase,
 )
-from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
 from cormorant_operator.decide.plan import Draft
@@ -102,7 +101,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         groups=groups,
         elastic=ElasticStatus(
             replicas=view.num_counted(elastic) + sum(pod.is_live for pod in view.examined_workers[elastic]),
-            selector=names.worker_selector(view.job.uid, group=elastic),
+            selector=f"{JOB_UID}={view.job.uid},{GROUP}={elastic}",
         ),
         conditions=merge(before, found, generation=generation, now=view.now),
         recent_failures=tuple(newest),

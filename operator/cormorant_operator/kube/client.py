@@ -7,7 +7,7 @@ import asyncio
 import json
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Literal
 
 import aiohttp
@@ -43,14 +43,9 @@ def find_connection() -> kopf.ConnectionInfo:
 class KubeClient:
     """Client of one API server. Belongs to one event loop."""
 
-    def __init__(
-        self, find_connection: Callable[[], kopf.ConnectionInfo], *, rate_limiter: RateLimiter | None = None
-    ) -> None:
-        """`find_connection` is called now, and again every minute for a fresh token."""
-        self._find = find_connection
-        self._info = find_connection()
-        self._info_at = 0.0
-        self._rate_limiter = rate_limiter or RateLimiter(rate=50, burst=100)
+    def __init__(self, rate_limiter: RateLimiter) -> None:
+        self._info, self._info_at = find_connection(), 0.0
+        self._rate_limiter = rate_limiter
         self.requests: Counter[tuple[str, int]] = Counter()
         """Responses by method and status code."""
         self._session = aiohttp.ClientSession(
@@ -153,7 +148,7 @@ class KubeClient:
     ) -> Raw:
         now = asyncio.get_running_loop().time()
         if now - self._info_at > _LOGIN_LASTS_S:
-            self._info, self._info_at = self._find(), now
+            self._info, self._info_at = find_connection(), now
         data = None if body is None else json.dumps(body).encode()
         headers = {**self._info.as_http_headers(), "Accept": "application/json"}
         if data is not None:

@@ -7,7 +7,6 @@ client's election it uses a monotonic clock, bounds each call, and releases the 
 
 import asyncio
 import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,20 +19,23 @@ from cormorant_operator.kube.rate_limit import Purpose, purpose
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    lasts_s: float = 15.0
-    """A lease that was not renewed for this long is free."""
-    renew_within_s: float = 10.0
-    """A leader that cannot renew for this long gives up, before another may take over."""
-    retry_s: float = 2.0
-
-
 class Leader:
-    def __init__(self, leases: KubeClient, *, namespace: str, name: str, identity: str, terms: Terms) -> None:
-        """`identity` must be unique among candidates."""
-        self._leases, self._namespace, self._name = leases, namespace, name
-        self._identity, self._terms = identity, terms
+    def __init__(
+        self,
+        leases: KubeClient,
+        *,
+        namespace: str,
+        name: str,
+        identity: str,
+        lasts_s: float = 15.0,
+        renew_within_s: float = 10.0,
+        retry_s: float = 2.0,
+    ) -> None:
+        """`identity` must be unique among candidates. A lease that was not renewed for `lasts_s` is free; a leader that
+        cannot renew for `renew_within_s` gives up before.
+        """
+        self._leases, self._namespace, self._name, self._identity = leases, namespace, name, identity
+        self._lasts_s, self._renew_within_s, self._retry_s = lasts_s, renew_within_s, retry_s
         self.is_leading = False
         self._seen: tuple[str, str] = ("", "")
         """Last seen holder and renewTime. Compared for equality only, because clocks of machines differ."""
@@ -43,21 +45,21 @@ class Leader:
         """Wait until this candidate holds the lease."""
         while True:
             try:
-                async with asyncio.timeout(self._terms.renew_within_s):
+                async with asyncio.timeout(self._renew_within_s):
                     if await self._try():
                         self.is_leading = True
                         log.info("leading", identity=self._identity)
                         return
             except (KubeError, Unreachable, TimeoutError) as error:
                 log.warning("lease_not_read", reason=repr(error))
-            await asyncio.sleep(self._terms.retry_s)
+            await asyncio.sleep(self._retry_s)
 
     async def keep(self) -> None:
         """Renew the lease. Raises LeaseLost once it was not renewed in time, or another operator holds it."""
         renewed_at = time.monotonic()
         while True:
-            await asyncio.sleep(self._terms.retry_s)
-            left_s = self._terms.renew_within_s - (time.monotonic() - renewed_at)
+            await asyncio.sleep(self._retry_s)
+            left_s = self._renew_within_s - (time.monotonic() - renewed_at)
             try:
                 async with asyncio.timeout(max(0.1, left_s)):
                     if not await self._try():
@@ -65,10 +67,10 @@ class Leader:
                         raise LeaseLost(f"lease {self._name} is now held by {self._seen[0]}")
                 renewed_at = time.monotonic()
             except (KubeError, Unreachable, TimeoutError) as error:
-                if time.monotonic() - renewed_at >= self._terms.renew_within_s:
+                if time.monotonic() - renewed_at >= self._renew_within_s:
                     self.is_leading = False
                     raise LeaseLost(
-                        f"could not renew lease {self._name} for {self._terms.renew_within_s:.0f} s: {error!r}"
+                        f"could not renew lease {self._name} for {self._renew_within_s:.0f} s: {error!r}"
                     ) from error
 
     async def release(self) -> None:
@@ -77,7 +79,7 @@ class Leader:
             return
         self.is_leading = False
         try:
-            async with asyncio.timeout(self._terms.retry_s):
+            async with asyncio.timeout(self._retry_s):
                 lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
                 if lease["spec"].get("holderIdentity") == self._identity:
                     lease["spec"] = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
@@ -97,7 +99,7 @@ class Leader:
             seen = holder, spec.get("renewTime") or ""
             if seen != self._seen:
                 self._seen, self._seen_at = seen, time.monotonic()
-            is_free = not holder or time.monotonic() - self._seen_at >= self._terms.lasts_s
+            is_free = not holder or time.monotonic() - self._seen_at >= self._lasts_s
             return await self._write(lease) if holder == self._identity or is_free else False
 
     async def _write(self, lease: dict[str, Any] | None) -> bool:
@@ -106,7 +108,7 @@ class Leader:
         is_renewal = before.get("holderIdentity") == self._identity
         spec = {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": round(self._terms.lasts_s),
+            "leaseDurationSeconds": round(self._lasts_s),
             "acquireTime": before.get("acquireTime", now) if is_renewal else now,
             "renewTime": now,
             "leaseTransitions": before.get("leaseTransitions", 0) + (lease is not None and not is_renewal),

@@ -67,8 +67,7 @@ def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
             {"from": others, "ports": [{"port": port, "protocol": "TCP"} for port in ports]},
         ],
     }
-    name = names.network_policy(job.name)
-    return child(job, "NetworkPolicy", name, {"spec": spec}, api_version="networking.k8s.io/v1")
+    return child(job, "NetworkPolicy", f"{job.name}-pods", {"spec": spec}, api_version="networking.k8s.io/v1")
 
 
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
@@ -86,8 +85,7 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
             # A broken pod must not block a node drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         }
-        name = names.budget(job.name, role=role)
-        found.append(child(job, "PodDisruptionBudget", name, {"spec": spec}, api_version="policy/v1"))
+        found.append(child(job, "PodDisruptionBudget", f"{job.name}-{role}", {"spec": spec}, api_version="policy/v1"))
     return found
 
 
@@ -107,7 +105,8 @@ def pod_groups(job: Job, *, workers: int) -> list[Manifest]:
         "schedulingPolicy": {"gang": {"minCount": 1 + workers}},
         **({"priorityClassName": priority} if priority else {}),
     }
-    name = names.pod_group(job.name, job.uid, priority)
+    # A PodGroup's priority class is immutable, and a deleted PodGroup stays until its pods are gone.
+    name = f"{job.name}-gang-{names.digest(job.uid, priority)}"
     return [child(job, "PodGroup", name, {"spec": spec}, api_version="scheduling.k8s.io/v1beta1")]
 
 
@@ -132,7 +131,7 @@ def config_map(job: Job, *, digest: str) -> Manifest:
     metadata = json.dumps({"name": job.name, "namespace": job.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
-    return child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
+    return child(job, "ConfigMap", f"{job.name}-config-{digest}", {"data": {"job.yaml": text}})
 
 
 def tokens_owner(job: Job) -> Manifest:

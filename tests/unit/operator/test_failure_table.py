@@ -411,4 +411,3 @@ def test_names_fit_and_two_jobs_of_one_name_share_none() -> None:
     assert len(names.worker_pod("j" * 40, "uid", group="g" * 10, index=9999, attempt=10**6)) <= 63
     first = names.worker_pod("pong", "uid-a", group="cpu", index=0, attempt=0)
     assert first != names.worker_pod("pong", "uid-b", group="cpu", index=0, attempt=0)
-    assert names.worker_selector("uid-a", group="cpu") != names.worker_selector("uid-b", group="cpu")
