@@ -1,6 +1,5 @@
 """The command line against a real API server: what it makes, shows, changes and refuses."""
 
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ import pytest
 import yaml
 
 from cormorant_contract.children import CODE_ARCHIVE
-from cormorant_testing.kubectl import Kubelet, apply_crd
+from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Cli
 
 
@@ -142,16 +141,6 @@ def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
     assert "Usage: kubectl cormorant status" in help_.stdout
 
 
-# -- pause ---------------------------------------------------------------------------------------------------------
-
-
-def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
-    cli.good("submit", cli.write())
-    assert "spec.paused is true; " in cli.good("pause", "pong")
-    assert "no operator has reconciled the job yet" in cli("status", "pong").err
-    assert cli("pause", "pong", "--ttl", "60").code == 1
-
-
 # -- rights --------------------------------------------------------------------------------------------------------
 
 
@@ -185,39 +174,6 @@ def test_missing_rights_are_named(running) -> None:
     assert found.code == 0
     assert "cannot check the operator's Deployment" in found.out
     assert "Ready=True, EnoughWorkers" in found.out
-
-
-# -- doctor --------------------------------------------------------------------------------------------------------
-
-
-def problems(cli, *arguments: str) -> str:
-    done = cli("doctor", *arguments, "-o", "json")
-    found = json.loads(done.out)
-    assert done.code == (0 if found["healthy"] else 1)
-    return "\n".join(finding["sentence"] for finding in found["findings"] if finding["level"] == "problem")
-
-
-def test_doctor_names_a_missing_crd_in_one_sentence(cli) -> None:
-    try:
-        cli.until(lambda: not cli.namespace("get", "cjob", "-A", "-o", "name"), what="earlier tests' jobs go")
-    except AssertionError:
-        pytest.skip("there are jobs of others, which would go with their definition")
-    if cli.namespace("get", "deployments", "-A", "-l", "app.kubernetes.io/component=operator", "-o", "name"):
-        pytest.skip("there is an operator of somebody else")
-    cli.namespace("delete", "crd", "collectorjobs.cormorant.dev", "--timeout=60s")
-    try:
-        for arguments in ((), ("pong",)):
-            found = problems(cli, *arguments)
-            assert found.startswith("CollectorJob is not installed in the cluster at ")
-            assert found.endswith("install the operator: helm install cormorant charts/cormorant")
-        done = cli("status", "pong")
-        assert done.code == 1
-        assert "CollectorJob is not installed in the cluster at " in done.err
-        assert "install the operator: helm install cormorant charts/cormorant" in done.err
-        assert "Traceback" not in done.err
-    finally:
-        apply_crd()
-        cli.until(lambda: "not found" in cli("status", "pong").err, what="jobs are served again")
 
 
 def test_hints_name_the_namespace_when_it_is_not_the_contexts_own(cli) -> None:

@@ -39,21 +39,6 @@ def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.until(lambda: running.status["elastic"]["replicas"] == 1, "the scale subresource knows")
 
 
-def test_what_others_change_is_restored(running: Scene) -> None:
-    namespace = running.namespace
-    namespace("delete", "service", "pong-api")
-    running.until(lambda: "pong-api" in namespace.names("services"), "the Service is back")
-    patch = '{"spec": {"selector": {"cormorant.dev/epoch": "99"}}}'
-    namespace("patch", "service", "pong-head", "--type=merge", "-p", patch)
-    running.until(
-        lambda: namespace.get("service", "pong-head")["spec"]["selector"]["cormorant.dev/epoch"] == "1",
-        "the selector is back",
-    )
-    managed = "app.kubernetes.io/managed-by"
-    namespace("label", "service", "pong-api", f"{managed}-")
-    running.until(lambda: managed in namespace.get("service", "pong-api")["metadata"]["labels"], "the label is back")
-
-
 def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
     namespace = scene.namespace
     network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")

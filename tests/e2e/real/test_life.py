@@ -95,19 +95,6 @@ def test_full_queue_is_no_stall(job: Job) -> None:
     job.until(lambda: job.condition("Progressing") == "True/WaitingForConsumer", what="workers wait for a learner")
 
 
-def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
-    pods = job.pods()
-    job.edit(paused=True)
-    job.until(lambda: job.condition("Paused") == "True/Spec", what="the job is paused")
-    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet is paused")
-    learner.step(2)
-    stepped = [job.ask("/v1/status").json["frames"]["stepped"] for _ in range(2) if time.sleep(1.5) is None]
-    assert stepped[0] == stepped[1]
-    job.edit(paused=False)
-    job.until(lambda: job.ask("/v1/status").json["frames"]["stepped"] > stepped[0], what="frames again")
-    assert job.pods() == pods
-
-
 def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
     pods = job.pods()
     job.namespace("scale", f"collectorjob/{job.name}", "--replicas=2")

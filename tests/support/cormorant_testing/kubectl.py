@@ -53,12 +53,6 @@ def require_crd() -> None:
     apply_crd()
 
 
-def condition_of(status: Mapping[str, Any], kind: str) -> str:
-    """`True/Reason` of a condition; empty when there is none."""
-    found = next((c for c in status.get("conditions", ()) if c["type"] == kind), None)
-    return f"{found['status']}/{found['reason']}" if found is not None else ""
-
-
 class Namespace:
     """One namespace of its own; use as a context manager."""
 

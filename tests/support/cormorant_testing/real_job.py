@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cormorant_testing.kubectl import Namespace, condition_of, restricted_pod
+from cormorant_testing.kubectl import Namespace, restricted_pod
 from cormorant_testing.serving import Api, Reply
 from manifest_making import collector_job
 
@@ -63,7 +63,9 @@ class Job:
         return dict(self.raw.get("status") or {})
 
     def condition(self, kind: str) -> str:
-        return condition_of(self.status, kind)
+        """`True/Reason` of a condition; empty when there is none."""
+        found = next((c for c in self.status.get("conditions", ()) if c["type"] == kind), None)
+        return f"{found['status']}/{found['reason']}" if found is not None else ""
 
     def message(self, kind: str) -> str:
         """The message of a condition; empty if the job does not have it."""

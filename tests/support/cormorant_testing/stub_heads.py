@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, job_status
 
@@ -38,25 +37,22 @@ class StubHeads(ScriptedHead):
         head = self.by_job.setdefault(job, StubHead())
         token = heard.headers.get("authorization", "")
         head.tokens.add(token)
-        document = _respond(head, job, heard.method, f"/{path}", json.loads(heard.body or b"{}"))
         if head.accepted not in ("", token):
             return Say(401)
+        if path == "v1/desired":
+            body = json.loads(heard.body)
+            head.sizes |= body.get("groups", {})
+            head.empty_slots = body.get("empty_slots", {})
+            head.paused = body["paused"] if body.get("paused") is not None else head.paused
+        elif path == "v1/drain":
+            head.phase = "Draining"
+        desired = {"groups": head.sizes, "paused": head.paused, "pending": False, "empty_slots": head.empty_slots}
+        status = job_status(
+            job=job, phase=head.phase, pause_state="paused" if head.paused else "running", desired=desired
+        )
+        counted = {"collected": head.frames, "settled": head.frames, "stepped": head.frames, "per_second": 10.0}
+        status["frames"] |= counted
+        status["queue"]["capacity"] = 16
+        drained = {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}
+        document = {"v1/desired": desired, "v1/drain": drained}.get(path, status)
         return Say(body=json.dumps(document).encode())
-
-
-def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    if path == "/v1/desired":
-        head.sizes = {**head.sizes, **body.get("groups", {})}
-        head.empty_slots = body.get("empty_slots", {})
-        head.paused = body["paused"] if body.get("paused") is not None else head.paused
-    desired = {"groups": head.sizes, "paused": head.paused, "pending": False, "empty_slots": head.empty_slots}
-    if path == "/v1/desired":
-        return desired
-    if path == "/v1/drain":
-        head.phase = "Draining"
-        return {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}
-    pause_state = "paused" if head.paused else "running"
-    status = job_status(job=job, phase=head.phase, pause_state=pause_state, desired=desired)
-    status["frames"] |= {"collected": head.frames, "settled": head.frames, "stepped": head.frames, "per_second": 10.0}
-    status["queue"]["capacity"] = 16
-    return status

@@ -27,7 +27,7 @@ from cormorant_operator.pods import Obstacle, PodIndex
 from cormorant_testing.operator_world import World, changes, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
-SIZES = st.integers(0, 4)
+BAD_IMAGE = "example/broken:1"
 PICK = st.integers(0, 99)
 
 
@@ -42,12 +42,23 @@ def to_a_pod(happens: Callable[[World, str], None]) -> Any:
     return rule(pick=PICK)(happened)
 
 
+def edits(**changes: st.SearchStrategy[Any]) -> Any:
+    """A rule by which somebody changes one field of the spec."""
+
+    def edited(self: Any, **changed: Any) -> None:
+        self.world.edit(**changed)
+
+    edited.__name__ = f"edit_{next(iter(changes))}"
+    return rule(**changes)(edited)
+
+
 class AnyOrder(RuleBasedStateMachine):
     """One job, an operator that may die at any moment, a cluster that does as it likes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.world = World(replicas=2, runPolicy=POLICY)
+        self.world.bad_image = BAD_IMAGE
         self.highest = (0, 0)
         self.settled = 0
         self.old_plan: tuple[Action, ...] = ()
@@ -173,30 +184,18 @@ class AnyOrder(RuleBasedStateMachine):
 
     # -- people ------------------------------------------------------------------------------------------------
 
-    @rule(size=SIZES)
-    def somebody_scales(self, size: int) -> None:
-        self.world.edit(replicas=size)
-
-    @rule(suspend=st.booleans())
-    def somebody_suspends_or_resumes(self, suspend: bool) -> None:
-        self.world.edit(suspend=suspend)
-
-    @rule(paused=st.booleans())
-    def somebody_pauses_or_resumes(self, paused: bool) -> None:
-        self.world.edit(paused=paused)
-
-    @rule(choice=st.sampled_from(["Wait", "ScaleToFit"]))
-    def somebody_changes_what_becomes_of_pods_without_a_node(self, choice: str) -> None:
-        self.world.edit(runPolicy={**POLICY, "onUnschedulable": choice})
-
-    @rule(image=st.sampled_from(["example/cormorant:1", "example/cormorant:2", "example/broken:1"]))
-    def somebody_changes_the_image(self, image: str) -> None:
-        self.world.bad_image = "example/broken:1"
-        self.world.edit(image=image)
-
-    @rule(cpu=st.sampled_from(["1", "2"]))
-    def somebody_changes_the_template(self, cpu: str) -> None:
-        self.world.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": cpu}}}])
+    scale = edits(replicas=st.integers(0, 4))
+    suspend_or_resume = edits(suspend=st.booleans())
+    pause_or_resume = edits(paused=st.booleans())
+    choose_for_pods_without_a_node = edits(
+        runPolicy=st.sampled_from(["Wait", "ScaleToFit"]).map(lambda choice: {**POLICY, "onUnschedulable": choice})
+    )
+    change_the_image = edits(image=st.sampled_from(["example/cormorant:1", "example/cormorant:2", BAD_IMAGE]))
+    change_the_template = edits(
+        workerGroups=st.sampled_from(["1", "2"]).map(
+            lambda cpu: [{"name": "cpu", "resources": {"requests": {"cpu": cpu}}}]
+        )
+    )
 
     # -- what always holds -------------------------------------------------------------------------------------
 

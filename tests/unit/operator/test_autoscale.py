@@ -119,14 +119,10 @@ def test_evidence_is_of_one_head_and_one_size(gap_s: int, before: dict[str, Any]
     assert len(state.waits) == 1, "what was before says nothing"
 
 
-def make_world() -> World:
-    world = World(workerGroups=[{"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}], replicas=2)
-    world.run()
-    return world
-
-
 def test_pods_follow() -> None:
-    world = make_world()
+    group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}
+    world = World(workerGroups=[group], replicas=2)
+    world.run()
     world.known.waits = LEARNERS_WAIT
     world.settle()
     # Once: what was measured with 2 workers says nothing of 4.
@@ -136,30 +132,16 @@ def test_pods_follow() -> None:
     assert world.job.status.workers == "4/4"
     assert world.known.answer is not None
     assert world.known.answer.sizes == {"cpu": 4}
-
-    world.known.waits = idle(4)
-    world.run()
-    assert world.job.status.groups[0].desired == 2
-
-
-def test_another_operator_keeps_the_size() -> None:
-    world = make_world()
-    world.known.waits = LEARNERS_WAIT
-    world.settle()
     world.restart_operator()
     world.run()
-    assert len(world.live()) == 4
-
-
-def test_a_silent_head_changes_nothing() -> None:
-    world = make_world()
-    world.known.waits, world.known.is_silent = idle(2), True
+    assert len(world.live()) == 4, "another operator keeps the size"
+    world.say(world.head, sizes={"cpu": 4})
+    world.known.waits, world.known.is_silent = idle(4), True
     world.settle()
-    assert len(world.live()) == 2
-
-
-def test_bounds_that_change_rule() -> None:
-    world = make_world()
-    world.edit(workerGroups=[{"name": "cpu", "autoscale": {"minReplicas": 3, "maxReplicas": 5}}])
+    assert len(world.live()) == 4, "a silent head changes nothing"
+    world.known.is_silent = False
     world.run()
-    assert len(world.live()) == 3
+    assert world.job.status.groups[0].desired == 2
+    world.edit(workerGroups=[{**group, "autoscale": {"minReplicas": 3, "maxReplicas": 5}}])
+    world.run()
+    assert len(world.live()) == 3, "bounds that change rule"

@@ -81,9 +81,6 @@ class Head:
             is_spec_paused=bool(desired.paused),
         )
 
-    async def drain(self, job: Job, head: Pod) -> None:
-        raise AssertionError("nobody wants it to drain")
-
 
 class Scene:
     """A controller with one job of two workers that run."""
@@ -122,12 +119,6 @@ class Scene:
     def pods(self) -> set[str]:
         """Uids of the job's pods, as the operator has seen them."""
         return {pod.uid for pod in self.controller.cache.record("j").pods}
-
-    def lose_a_worker(self) -> tuple[str, str]:
-        """A pod is gone, and no watch tells of it. Returns its key."""
-        victim = next(key for key in self.api.stored if key[1].startswith("pong-cpu-0-"))
-        del self.api.stored[victim]
-        return victim
 
     @asynccontextmanager
     async def working(self, controller: Controller | None = None) -> AsyncIterator[None]:
@@ -268,7 +259,8 @@ async def test_undeletable_pods_of_a_finished_job_are_reported_once(scene: Scene
 async def test_full_list_that_failed_is_tried_again_soon(scene: Scene) -> None:
     scene.api.is_away = True
     before = scene.pods()
-    victim = scene.lose_a_worker()
+    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+    del scene.api.stored[victim]  # and no watch tells of it
     lists = scene.api.lists
     scene.controller.want_resync()
     await scene.until(lambda: scene.api.lists >= lists + 2)

@@ -214,6 +214,10 @@ def test_missing_cert_manager_is_named() -> None:
     words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
     assert world.condition("Accepted") == "False/Forbidden"
     assert world.message("Accepted") == f"Certificate pong-tls: {words}"
+    world.api.refused.clear()
+    world.wait(600)
+    assert ("Certificate", "pong-tls") in world.children
+    assert world.condition("Accepted") == "True/Accepted"
 
 
 # -- Kueue ------------------------------------------------------------------------------------------------------
