@@ -1,7 +1,6 @@
 """Writers that are killed, and disks that are full."""
 
 import contextlib
-import os
 import random
 import re
 import resource
@@ -119,11 +118,3 @@ def test_a_read_only_disk_is_told(small_disk):
     _, description = described(num_rows=1, num_envs=1)
     with pytest.raises(DatasetError, match=r"disk/data cannot be written: Read-only file system"):
         open_dataset(str(small_disk / "data"), description)
-
-
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
-def test_a_folder_without_permission_is_told(tmp_path, start):
-    tmp_path.chmod(0o500)
-    worker = start(tmp_path / "data", 0)
-    *_, last = worker.communicate(timeout=60)[0].splitlines()
-    assert "cannot be written: Permission denied" in last

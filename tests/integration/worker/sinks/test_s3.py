@@ -121,15 +121,6 @@ def test_a_line_that_arrives_after_its_writer_was_killed_does_not_count(
     assert verify(uri).is_good
 
 
-def test_a_writer_whose_part_was_ended_stops(write: "subprocess.Popen[str]", uri: str) -> None:
-    promised(write, SHARD_FRAMES)
-    counted = existing_dataset(uri).durable_frames("cpu-0-0")
-    assert write.stdout is not None
-    last = write.stdout.read().splitlines()[-1]
-    assert f"another head of this job ended the part after {counted // SHARD_FRAMES} shards" in last
-    assert existing_dataset(uri).frames == counted
-
-
 def test_a_learner_reads_from_the_store(uri: str) -> None:
     dataset = cormorant.read_dataset(write_dataset(uri, shards=6))
     stream = dataset.to_torch(batch_size=3, shuffle=True)

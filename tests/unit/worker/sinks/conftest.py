@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.spaces import Leaf, leaf_spaces, leaves
@@ -38,11 +39,6 @@ LEAVES = ("observation", "states", "action", "outputs", "info")
 PLAIN = ("reward", "terminated", "truncated", "policy_version")
 
 
-def as_made():
-    """One trajectory as it was made: a list of values by name."""
-    return SimpleNamespace(**{name: [] for name in LEAVES + PLAIN})
-
-
 class Dice:
     def __init__(
         self,
@@ -58,10 +54,8 @@ class Dice:
     ):
         self.rng = np.random.default_rng(seed)
         self.end_odds = end_odds
-        observation, action = (
-            SPACES.get(given, given) if isinstance(given, str) else given for given in (observation, action)
-        )
-        self.observation_space, self.action_space = observation, action
+        observation = self.observation_space = SPACES[observation] if isinstance(observation, str) else observation
+        action = self.action_space = SPACES[action] if isinstance(action, str) else action
         self.layout = Layout(
             num_rows=num_rows,
             num_envs=num_envs,
@@ -72,7 +66,8 @@ class Dice:
             info=INFO if info else (),
         )
         self.block = Block(self.layout)
-        self.made = defaultdict(as_made)
+        # Each trajectory as it was made: lists of values by name.
+        self.made = defaultdict(lambda: SimpleNamespace(**{name: [] for name in LEAVES + PLAIN}))
         self.next_id = num_envs
         self.ids = list(range(num_envs))
         self.obs = [self._observe() for _ in range(num_envs)]
@@ -98,7 +93,9 @@ class Dice:
         lengths = [layout.num_rows] * layout.num_envs if lengths is None else lengths
         self.version = self.version + 1 if version is None else version
         block.begin(max(lengths))
-        self._soil()
+        for array in (*block.observation, *block.states, *block.action, block.reward, block.traj_ids):
+            array[...] = 1
+        block.terminated[...] = block.truncated[...] = True
         block.lengths[:] = lengths
         for column, length in enumerate(lengths):
             for row in range(length):
@@ -147,23 +144,12 @@ class Dice:
             self.fresh[column] = True
 
     def _observe(self):
-        found = []
-        for leaf in self.layout.observation:
-            high = 2 if leaf.dtype == np.bool_ else 4
-            value = (
-                self.rng.normal(size=leaf.shape) if leaf.dtype.kind == "f" else self.rng.integers(0, high, leaf.shape)
-            )
-            found.append(np.asarray(value).astype(leaf.dtype))
-        return tuple(found)
+        rng, leaves = self.rng, self.layout.observation
+        values = [rng.normal(size=a.shape) if a.dtype.kind == "f" else rng.integers(0, 4, a.shape) for a in leaves]
+        return tuple(np.asarray(value).astype(leaf.dtype) for leaf, value in zip(leaves, values, strict=True))
 
     def _remember(self):
         return tuple(self.rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in self.layout.states)
-
-    def _soil(self):
-        block = self.block
-        for array in (*block.observation, *block.states, *block.action, block.reward, block.traj_ids):
-            array[...] = 1
-        block.terminated[...] = block.truncated[...] = True
 
     def assert_stored(self, trajectories):
         """Every trajectory, every value."""
@@ -173,19 +159,15 @@ class Dice:
             stored = trajectories[traj_id]
             assert stored.step.tolist() == list(range(len(stored)))
             for name in LEAVES:
-                arrays, steps = whole(stored, name), getattr(made, name)
+                # Observations and states with what followed the last frame.
+                arrays, steps = getattr(stored, name), getattr(made, name)
+                if (following := getattr(stored, f"next_{name}", None)) is not None:
+                    arrays = map(np.concatenate, zip(arrays, following, strict=True))
                 for leaf, array in enumerate(arrays):
                     np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
             for name in PLAIN:
                 np.testing.assert_array_equal(getattr(stored, name), np.array(getattr(made, name)))
             assert stored.is_cut == (not (made.terminated[-1] or made.truncated[-1]))
-
-
-def whole(frames, name):
-    """Leaves of a trajectory, observations and states with what followed its last frame."""
-    following = getattr(frames, f"next_{name}", None)
-    arrays = getattr(frames, name)
-    return arrays if following is None else [np.concatenate(pair) for pair in zip(arrays, following, strict=True)]
 
 
 @pytest.fixture(scope="session")
@@ -203,8 +185,6 @@ def stored(tmp_path):
     """A dataset of two parts with three shards each."""
 
     def store(dice, *, uri=None, parts=("cpu-0-0", "cpu-1-0"), shards=3):
-        from cormorant_worker.sinks.dataset import open_dataset
-
         dataset = open_dataset(str(uri or tmp_path / "dataset"), dice.description())
         for part in parts:
             with dataset.writer(part, dice.layout) as writer:

@@ -83,13 +83,7 @@ def test_frames_give_each_frame_once(case, batch_size, shuffle):
         assert_trajectory(dice, read[read["collector", "traj_ids"] == traj_id])
 
 
-def test_the_keys_are_those_that_are_read(case):
-    _, dataset = case
-    read = next(dataset.frames())
-    assert {key if isinstance(key, tuple) else (key,) for key in read.keys(True, True)} == set(dataset.keys)
-
-
-@pytest.mark.parametrize("batch_size", [1, 5, 12, 1000])
+@pytest.mark.parametrize("batch_size", [1, 5, 1000])
 def test_batches_have_their_size_and_the_last_one_the_rest(dataset, batch_size):
     sizes = [len(frames) for frames in dataset.frames(batch_size=batch_size)]
     assert set(sizes[:-1]) <= {batch_size}
@@ -115,6 +109,7 @@ def test_columns_choose_all_below_them(case):
     _, dataset = case
     read = next(dataset.frames(columns=["observation", ("next", "observation")]))
     whole = next(dataset.frames())
+    assert {key if isinstance(key, tuple) else (key,) for key in whole.keys(True, True)} == set(dataset.keys)
     assert set(read.keys()) == {"observation", "next"}
     assert (read == whole.select("observation", ("next", "observation"))).all()
 
@@ -125,19 +120,12 @@ def test_readers_hold_no_descriptors(make_dice, stored):
     dataset = read_dataset(uri)
     held = [dataset.to_arrow(), *dataset.frames()]
     folder = Path(uri.removeprefix("file://")).resolve()
-    # Others' descriptors are closed meanwhile, as the garbage of earlier tests goes.
-    assert [path for path in _open_files() if folder in path.parents] == []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # others are closed meanwhile, as the garbage of earlier tests goes
+            assert folder not in descriptor.readlink().parents
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
     assert sum(str(folder) in path for path in mapped) >= 5
     assert len(held) > 5
-
-
-def _open_files() -> list[Path]:
-    found = list[Path]()
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(FileNotFoundError):
-            found.append(descriptor.readlink())
-    return found
 
 
 def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch):
@@ -145,9 +133,7 @@ def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(LocalStore, "open", refuse)
-    with pytest.raises(
-        DatasetError, match=r"frames-000000.arrow cannot be mapped into memory: .*; hold fewer"
-    ) as caught:
+    with pytest.raises(DatasetError, match=r"000000.arrow cannot be mapped into memory: .*; hold fewer") as caught:
         next(dataset.frames())
     assert not isinstance(caught.value, DatasetCorrupt)
 
@@ -155,10 +141,9 @@ def test_a_full_process_is_no_corrupt_dataset(dataset, monkeypatch):
 def test_a_column_that_does_not_exist_is_a_sentence(dataset):
     with pytest.raises(DatasetError, match=r"no column 'reward'; it has observation, action, .*\('next', 'reward'\)"):
         dataset.frames(columns=["reward"])
-    with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
-        dataset.frames(columns="action")
-    with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
-        dataset.to_arrow("action")
+    for read in (lambda: dataset.frames(columns="action"), lambda: dataset.to_arrow("action")):
+        with pytest.raises(DatasetError, match=r"give a list of keys: columns=\['action'\]"):
+            read()
     with pytest.raises(DatasetError, match="no column 'obs'; it has observation, action"):
         dataset.to_arrow(["obs"])
     with pytest.raises(DatasetError, match="batch_size is 0; use 1 or more"):
@@ -278,7 +263,6 @@ def test_ranks_share_every_frame(dataset, world_size, drop_last, shuffle):
         ({"rank": 1}, "rank is 1 and world_size is None; give both or neither"),
         ({"batch_size": -1}, "batch_size is -1"),
         ({"drop_last": True}, "batch_size is None; set batch_size"),
-        ({"columns": ["nothing"]}, "no column 'nothing'"),
     ],
 )
 def test_a_share_that_does_not_exist_is_a_sentence(dataset, arguments, words):
@@ -290,13 +274,8 @@ def test_the_environment_tells_the_rank(dataset, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert sum(map(len, dataset.to_torch())) == 40
-
-
-@pytest.mark.parametrize(("rank", "world_size"), [("", "3"), ("one", "3"), ("0", "many")])
-def test_half_of_a_rank_is_a_sentence(dataset, monkeypatch, rank, world_size):
-    monkeypatch.setenv("RANK", rank)
-    monkeypatch.setenv("WORLD_SIZE", world_size)
-    with pytest.raises(DatasetError, match=rf"\$RANK is '{rank}' and \$WORLD_SIZE is '{world_size}': set both"):
+    monkeypatch.setenv("RANK", "")
+    with pytest.raises(DatasetError, match=r"\$RANK is '' and \$WORLD_SIZE is '3': set both"):
         dataset.to_torch()
 
 

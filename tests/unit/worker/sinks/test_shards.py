@@ -1,6 +1,6 @@
 import pytest
 
-from cormorant_worker.errors import DatasetError
+from cormorant_worker.errors import DatasetError, DatasetMismatch
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
@@ -53,11 +53,13 @@ def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
     assert [(r.min_policy_version, r.max_policy_version) for r in records] == [(1, 1), (2, 2), (3, 3)]
 
 
-@pytest.mark.parametrize("name", ["cpu", "cpu-0", "../x", "cpu-a-b", ""])
-def test_a_part_has_a_groups_name_and_two_numbers(make_dice, stored, name):
-    dice = make_dice()
-    with pytest.raises(DatasetError, match="does not name a part"):
-        stored(dice).writer(name, dice.layout)
+def test_a_writer_needs_a_parts_name_and_the_datasets_layout(make_dice, stored):
+    dataset = stored(make_dice(), parts=())
+    for name in ("cpu-0", "../x", "cpu-a-b"):
+        with pytest.raises(DatasetError, match="does not name a part"):
+            dataset.writer(name, make_dice().layout)
+    with pytest.raises(DatasetMismatch, match=r"action action: int64 \[\] is stored, now it is float32 \[3\]"):
+        dataset.writer("cpu-0-0", make_dice(action="box").layout)
 
 
 def test_what_a_crash_leaves_behind_is_not_read(make_dice, stored, tmp_path):
