@@ -1,4 +1,5 @@
 import tempfile
+import threading
 from typing import Any
 
 import gymnasium
@@ -8,10 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cormorant_testing.check import Checker
 from cormorant_testing.collecting import SEEDS, env_groups_of, make_checker, make_collector, make_job
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
-from cormorant_worker.collect.batch import stack_workers, to_tensordict
+from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
@@ -27,17 +27,6 @@ from cormorant_worker.weights.staged import StagedWeights
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
-
-
-def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker:
-    """Collect batches into the same block in turn, as a worker does, and check each."""
-    block = Block(collector.layout(max(-(-size // collector.num_envs) for size in sizes)))
-    for size in sizes:
-        filled = collector.fill(block, size)
-        assert filled.num_frames == size
-        assert checker.take(to_tensordict(block)) == size
-    assert collector.frames == checker.frames == int(collector.pulse[0]) == sum(sizes)
-    return checker
 
 
 @st.composite
@@ -60,10 +49,7 @@ def test_any_schedule_is_exact(data: st.DataObject) -> None:
     """Sizes, lengths, ends, groups, cuts, resets at batches, random first frames, crashes and seals in one."""
     draw = data.draw
     num_envs, policy = draw(st.integers(1, 5)), draw(st.sampled_from(["", "counter", "with_outputs", "plain"]))
-    sizes, max_frames = (
-        draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)),
-        draw(st.sampled_from([0, 0, 1, 2, 4])),
-    )
+    sizes, max_frames = draw(st.lists(st.integers(1, 40), min_size=1, max_size=5)), draw(st.sampled_from([0, 1, 2, 4]))
     crashes = draw(failures(num_envs))
     # A crashed step makes no random frame, and a later batch begins with one more: see below.
     warmup = draw(st.sampled_from([0, 0, 3, 17, 40] if policy and not crashes else [0]))
@@ -79,14 +65,8 @@ def test_any_schedule_is_exact(data: st.DataObject) -> None:
         collector = make_collector(
             num_envs=num_envs, envs=envs, policy=policy, max_frames=max_frames, resets=resets, warmup=warmup, **options
         )
-        checker = make_checker(
-            num_envs,
-            versions=bool(policy),
-            crashes=bool(crashes),
-            max_frames=max_frames,
-            resets=resets,
-            **options,
-        )
+        kinds = {"versions": bool(policy), "crashes": bool(crashes), "max_frames": max_frames, "resets": resets}
+        checker = make_checker(num_envs, **kinds, **options)
         block = Block(collector.layout(max(-(-size // num_envs) for size in sizes)))
         # What was in the memory must not shine through.
         for array in (*block.outputs, *block.states, block.is_init):
@@ -132,13 +112,16 @@ def test_any_schedule_is_exact(data: st.DataObject) -> None:
 @pytest.mark.parametrize("action", sorted(ACTION_SPACES))
 def test_every_kind_of_observation_and_action_is_exact(observation: str, action: str) -> None:
     options = {"observation": observation, "action": action, "lengths": (3, 1, 4), "ends": "alternate"}
-    collect(make_collector(**options), make_checker(**options), [12, 7, 6])
+    collector, checker = make_collector(**options), make_checker(**options)
+    for size in (12, 7, 6):
+        assert checker.take(collector.collect(num_steps=size)) == size
 
 
 def test_every_restart_shows_in_the_stream() -> None:
     failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(3)[1]]}]
-    collector = make_collector(lengths=100, failures=failures)
-    checker = collect(collector, make_checker(lengths=100, crashes=True), [9, 9, 9, 3])
+    collector, checker = make_collector(lengths=100, failures=failures), make_checker(lengths=100, crashes=True)
+    for size in (9, 9, 9, 3):
+        checker.take(collector.collect(num_steps=size))
     assert (checker.restarts, collector.env_restarts) == (1, 1)
 
 
@@ -173,16 +156,6 @@ def test_finished_episodes_are_told_with_their_returns() -> None:
     assert episodes.lengths == [2, 3]
     assert episodes.returns == pytest.approx([1 + 2, 1.001 + 2.001 + 3.001])
     assert collector.fill(block, 1).episodes.lengths == [2]
-
-
-def test_workers_are_stacked_in_order_and_padded() -> None:
-    parts = []
-    for index, size in enumerate((12, 7)):
-        collector = make_collector(lengths=5, seeds=SeedPath(seed=7, index=index))
-        parts.append(collector.collect(num_steps=size))
-    checker = make_checker(lengths=5)
-    assert checker.take(stack_workers(parts)) == 19
-    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
 
 
 class Narrow(CountingEnv):
@@ -267,18 +240,13 @@ def test_exactly_n_episodes_in_fixed_shares(
     assert len(set(batch["collector", "traj_ids"][:, 0].tolist())) == num_episodes
 
 
-def test_long_episodes_are_whole_even_when_batches_reset() -> None:
-    batch = make_collector(num_envs=2, lengths=150, resets=True).collect(num_episodes=3)
+def test_long_episodes_are_whole_and_what_follows_is_exact() -> None:
+    collector = make_collector(num_envs=2, lengths=150, resets=True)
+    batch = collector.collect(num_episodes=3)
     assert batch["collector", "mask"].sum(1).tolist() == [150, 150, 150]
     assert batch["next", "terminated"].sum() == 3
-
-
-def test_what_follows_whole_episodes_is_exact_again() -> None:
-    collector = make_collector(lengths=(3, 5))
-    collector.collect(num_episodes=4)
     batch = collector.collect(num_steps=12)
-    next_obs, obs, done = batch["next", "observation"], batch["observation"], batch["next", "done"].squeeze(-1)
-    assert ((obs[:, 1:] == next_obs[:, :-1]).all(-1) | done[:, :-1]).all()
+    assert (batch["observation"][:, 1:] == batch["next", "observation"][:, :-1]).all()
 
 
 def test_episodes_that_never_end_are_an_error() -> None:
@@ -357,3 +325,50 @@ def test_a_manifests_post_processing_is_what_collect_gives() -> None:
         episodes = collector.collect(num_episodes=3)
         assert episodes["collector", "mask"].shape == (3, 4)
         assert episodes["steps_to_next_obs"].flatten().tolist() == [2, 2, 2, 1] * 3
+
+
+# -- a look from outside ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("env_groups", [1, 2])
+@pytest.mark.parametrize("observation", ["box", "image", "nested"])
+def test_between_batches_it_is_what_the_next_one_begins_with(env_groups: int, observation: str) -> None:
+    collector = make_collector(num_envs=3, env_groups=env_groups, lengths=(3, 5), observation=observation)
+    block = Block(collector.layout(8))
+    leaves = range(len(block.observation))
+    for size in (1, 7, 24, 3, 20):
+        shown = [[collector.look(column, leaf) for leaf in leaves] for column in range(3)]
+        collector.fill(block, size)
+        for column, arrays in enumerate(shown):
+            if block.lengths[column]:
+                for array, stored in zip(arrays, block.observation, strict=True):
+                    assert np.array_equal(array, stored[0, column])
+
+
+def test_in_the_middle_of_a_batch_it_moves_with_the_environment() -> None:
+    collector = make_collector(num_envs=2, lengths=(1000,), step_s=0.0005)
+    block = Block(collector.layout(60))
+    steps: list[float] = []
+    is_over = threading.Event()
+
+    def watch() -> None:
+        while not is_over.is_set():
+            steps.append(float(collector.look(1, 0)[2]))  # ident, episode, step, echo
+            is_over.wait(0.001)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    collector.fill(block, 120)
+    is_over.set()
+    watcher.join(10)
+    assert steps == sorted(steps), "never an older row"
+    assert len(set(steps)) > 10, "not only the ends of batches"
+    assert set(steps) <= set(map(float, range(61)))
+
+
+def test_an_environment_that_is_not_there_is_an_error() -> None:
+    collector = make_collector(num_envs=3, env_groups=2)
+    with pytest.raises(IndexError, match="environment 3 of 3"):
+        collector.look(3, 0)
+    with pytest.raises(IndexError):
+        collector.look(0, 1)
