@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors.torch import save_file
 
-from cormorant_testing.collecting import make_job, seen_of
+from cormorant_testing.collecting import ExpectedMoments, make_job, seen_of
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import BatchTimeout
 from cormorant_worker.launch import load_job
-from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import existing_dataset
 
 NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
@@ -24,35 +22,6 @@ NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
 def job_of(total: int, **options: Any) -> Any:
     collection = {"totalFrames": total, "normalize": NORMALIZE, **options.pop("collection", {})}
     return make_job(policy="seer", action="box", lengths=(3, 7), collection=collection, **options)
-
-
-class Expected:
-    """numpy's opinion of the frames that were taken."""
-
-    def __init__(self) -> None:
-        self.seen: list[np.ndarray] = []
-        self.returns: list[float] = []
-        self._running: dict[int, float] = {}
-
-    def take(self, batch: Any) -> None:
-        mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
-        for column in range(batch.shape[0]):
-            for row in range(int(mask[column].sum())):
-                self.seen.append(batch["observation"][column, row].double().numpy())
-                name = int(batch["collector", "traj_ids"][column, row])
-                reward = float(batch["next", "reward"][column, row])
-                self._running[name] = self._running.get(name, 0.0) * 0.9 + reward
-                self.returns.append(self._running[name])
-
-    def check(self, statistics: Statistics) -> None:
-        found, whole = statistics.moments["observation"], np.array(self.seen)
-        assert found.count == statistics.moments["next/reward"].count == len(whole)
-        scale = np.abs(whole).max()
-        assert np.abs(found.mean - whole.mean(axis=0)).max() <= 1e-9 * scale
-        assert np.abs(found.m2 / found.count - whole.var(axis=0)).max() <= 1e-9 * scale**2
-        returns = statistics.moments["next/reward"]
-        assert abs(returns.mean - np.mean(self.returns)) <= 1e-9 * np.max(self.returns)
-        assert abs(returns.m2 / returns.count - np.var(self.returns)) <= 1e-9 * np.max(self.returns) ** 2
 
 
 def test_weights_may_be_published_before_the_first_batch() -> None:
@@ -65,7 +34,7 @@ def test_weights_may_be_published_before_the_first_batch() -> None:
 
 
 def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> None:
-    expected = Expected()
+    expected = ExpectedMoments()
     with reading(job_of(800, step_s=0.0005), workers=2) as (fleet, reader):
         while (batch := reader.next_batch(copy=True)) is not None:
             expected.take(batch)
@@ -92,7 +61,7 @@ def test_a_loan_counts_when_it_is_acknowledged_and_once() -> None:
 
 def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
     job = job_of(400, workers=1)
-    expected = Expected()
+    expected = ExpectedMoments()
     with reading(job, workers=1) as (fleet, reader):
         for _ in range(3):
             expected.take(reader.next_batch(copy=True))

@@ -127,6 +127,32 @@ def seen_of(batch: Any, statistics: Any) -> Any:
     return frames["observation"].double().numpy()
 
 
+class ExpectedMoments:
+    """numpy's opinion of the frames that were taken, for rewards with a gamma of 0.9."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+        self.returns: list[float] = []
+        self._running: dict[int, float] = {}
+
+    def take(self, batch: Any) -> None:
+        mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+        for column, row in mask.nonzero().tolist():
+            self.seen.append(batch["observation"][column, row].double().numpy())
+            name = int(batch["collector", "traj_ids"][column, row])
+            reward = float(batch["next", "reward"][column, row])
+            self._running[name] = self._running.get(name, 0.0) * 0.9 + reward
+            self.returns.append(self._running[name])
+
+    def check(self, statistics: Any) -> None:
+        for name, values in (("observation", self.seen), ("next/reward", self.returns)):
+            found, whole = statistics.moments[name], np.array(values)
+            scale = np.abs(whole).max()
+            assert found.count == len(whole)
+            assert np.abs(found.mean - whole.mean(axis=0)).max() <= 1e-9 * scale
+            assert np.abs(found.m2 / found.count - whole.var(axis=0)).max() <= 1e-9 * scale**2
+
+
 def scene(policy: str, *, gaps: bool = False, lengths: Any = (3, 8), **job: Any) -> tuple[Any, Checker]:
     """A job of two environments a worker, and what checks every value of its frames. `policy`: "versioned", whose
     actions name the version of their weights; "counter", which is recurrent; or "": random.

@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from cormorant_contract.collection import Normalize
 from cormorant_contract.metrics.head import HEAD_METRICS
 from cormorant_postproc import PostprocError, normalized
-from cormorant_testing.collecting import make_collector, make_job
+from cormorant_testing.collecting import ExpectedMoments, make_collector, make_job
 from cormorant_testing.policies import numbered
 from cormorant_testing.stats import make_stats
 from cormorant_worker.collect.batch import to_tensordict
@@ -31,10 +31,6 @@ from cormorant_worker.policy.normalizer import Normalizer
 
 BOTH = Normalize.model_validate({"observation": {}, "reward": {"gamma": 0.9}})
 BOX = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float64)
-
-
-def close(found: Any, wanted: Any, scale: float = 1.0) -> None:
-    assert np.abs(np.asarray(found) - np.asarray(wanted)).max() <= 1e-9 * max(1.0, scale)
 
 
 def one(values: np.ndarray) -> Statistics:
@@ -58,8 +54,8 @@ def test_moments_merge_to_numpys_in_any_partition_and_order(
         parts.append(first.merged(second))
     assert parts[0].count == len(whole)
     scale = max(1.0, abs(offset), np.abs(whole).max())
-    close(parts[0].mean, whole.mean(axis=0), scale)
-    close(parts[0].m2, len(whole) * whole.var(axis=0), scale * scale)
+    assert np.abs(parts[0].mean - whole.mean(axis=0)).max() <= 1e-9 * scale
+    assert np.abs(parts[0].m2 - len(whole) * whole.var(axis=0)).max() <= 1e-9 * scale * scale
 
 
 def fill(collector: Collector, num_frames: int) -> tuple[Block, Any]:
@@ -79,25 +75,14 @@ def normalizing(**options: Any) -> Collector:
     ids=str,
 )
 def test_batches_add_exactly_their_frames_and_returns_go_on(options: dict[str, Any]) -> None:
-    seen, returns, current = [], [], Statistics()
-    running: dict[int, float] = {}
+    expected, current = ExpectedMoments(), Statistics()
     with normalizing(num_envs=3, env_groups=2, **options) as collector:
         for num_frames in (12, 7, 1, 30, 2):  # whole rows, short ones, single columns
             block, filled = fill(collector, num_frames)
             current = current.merged(filled.moments)
-            for column in range(3):
-                for row in range(int(block.lengths[column])):
-                    seen.append(block.observation[0][row, column].copy())
-                    name = int(block.traj_ids[row, column])
-                    running[name] = running.get(name, 0.0) * 0.9 + float(block.reward[row, column])
-                    returns.append(running[name])
-    moments = current.moments
-    assert moments["observation"].count == moments["next/reward"].count == len(seen) == 52
-    whole = np.array(seen, np.float64)
-    close(moments["observation"].mean, whole.mean(axis=0), np.abs(whole).max())
-    close(moments["observation"].m2, 52 * whole.var(axis=0), np.abs(whole).max() ** 2)
-    close(moments["next/reward"].mean, np.mean(returns))
-    close(moments["next/reward"].m2, 52 * np.var(returns), np.max(returns) ** 2)
+            expected.take(to_tensordict(block))
+    assert len(expected.seen) == 52
+    expected.check(current)
 
 
 def test_returns_go_on_from_a_restored_state() -> None:
