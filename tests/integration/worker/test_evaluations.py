@@ -11,14 +11,17 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from cormorant import evaluate, load_job
+from cormorant import evaluate, load_job, make_collector
+from cormorant.policies import mlp
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.fleet.ray.engine import RayEngine
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.run_evaluation import evaluation_job, run_evaluation
 
 
@@ -41,12 +44,8 @@ def slow(**kwargs: Any) -> CollectorJob:
     return job_of({"gymnasium": environment})
 
 
-def engine_of(name: str) -> Any:
-    if name == "local":
-        return None
-    from cormorant_worker.fleet.ray.options import RayOptions
-
-    return RayOptions(num_cpus=0)
+def engine_of(name: str) -> RayOptions | None:
+    return RayOptions(num_cpus=0) if name == "ray" else None
 
 
 @on_both_engines_slowly
@@ -80,9 +79,6 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
 
 
 def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
-    from cormorant import make_collector
-    from cormorant.policies import mlp
-
     with make_collector(CARTPOLE) as collector:
         spaces = collector.spaces
     torch.manual_seed(11)
@@ -124,13 +120,9 @@ def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> No
     kwargs = {"lengths": 5, "failures": [{"how": "exit", "step": 3, "seeds": [5]}]}
     env = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": vectorization, "kwargs": kwargs}
     seen: list[int] = []
+    job = job_of({"gymnasium": {**env, "numEnvs": 3}}, policy="")
     with pytest.raises(WorkerFailed, match="3 workers ended while they played the episode with seed 5: fix the env"):
-        evaluate(
-            job_of({"gymnasium": {**env, "numEnvs": 3}}, policy=""),
-            episodes=4,
-            workers=1,
-            look=lambda stats: seen.append(stats.restarts),
-        )
+        evaluate(job, episodes=4, workers=1, look=lambda stats: seen.append(stats.restarts))
     assert max(seen) <= 2
 
 
@@ -155,10 +147,8 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     network = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
     metrics = {"episodeMetrics": [{"name": "at", "key": "at"}]}
     chosen = {"env": Walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
-    by_name = evaluate(
-        env=lambda: gymnasium.make("CartPole-v1"), policy="cormorant.policies:mlp", episodes=2, workers=1
-    )
-    assert len(by_name.episodes) == 2
+    made = evaluate(env=lambda: gymnasium.make("CartPole-v1"), policy="cormorant.policies:mlp", episodes=2, workers=1)
+    assert len(made.episodes) == 2
     one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
     assert [episode.seed for episode in one.episodes] == [4, 5, 6, 7, 8]
     two = evaluate(**chosen, workers=2, num_envs=1, vectorization_mode="inline")
@@ -202,11 +192,6 @@ def test_what_cannot_be_recorded_says_so(tmp_path: Path) -> None:
 def test_the_python_of_the_how_to_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from safetensors.torch import save_file
-
-    from cormorant import make_collector
-    from cormorant.policies import mlp
-
     (block,) = blocks("docs/how-to/evaluate.md", "python")
     (tmp_path / "job.yaml").write_text((ROOT / "examples/cartpole-ppo.yaml").read_text())
     with make_collector(CARTPOLE) as collector:

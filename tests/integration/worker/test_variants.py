@@ -67,10 +67,8 @@ def test_a_fleet_stores_and_exports_the_ids(tmp_path: Path) -> None:
     ended = read_dataset(data).episodes.filter(pyarrow.compute.field("terminated")).select(["task_id", "length"])
     assert {tuple(row.values()) for row in ended.to_pylist()} == {(0, 3), (1, 7)}
     meta = export(data, tmp_path / "lerobot", to="lerobot").path / "meta"
-    assert pyarrow.parquet.read_table(meta / "tasks.parquet").to_pandas()["task_index"].to_dict() == {
-        "easy": 0,
-        "hard": 1,
-    }
+    tasks = pyarrow.parquet.read_table(meta / "tasks.parquet").to_pandas()["task_index"]
+    assert tasks.to_dict() == {"easy": 0, "hard": 1}
     told = pyarrow.parquet.read_table(meta / "episodes")
     assert set(map(tuple, told["tasks"].to_pylist())) == {("easy",), ("hard",)}
     variants = [*VARIANTS[:1], {"name": "harder", "kwargs": {"lengths": [9]}}]

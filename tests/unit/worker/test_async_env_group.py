@@ -127,9 +127,9 @@ def test_new_trajectories_begin_from_the_initial_state() -> None:
     collector.collect(num_steps=20)
     for env_group in collector.env_groups:
         env_group.restart()
-    later = [collector.collect(num_steps=40) for _ in range(2)]
     begun = 0
-    for batch in later:
+    for _ in range(2):
+        batch = collector.collect(num_steps=40)
         init = batch["is_init"].squeeze(-1)
         assert (batch["count"][init] == 0).all()
         begun += int(init.sum())
@@ -143,9 +143,7 @@ def test_spilled_frames_keep_the_version_that_acted() -> None:
     checker = make_checker(lengths=5)
     seen = set()
     for version in range(1, 20):
-        collector.weights.offer(
-            {"policy": {"weight": collector.weights.current()["policy"]["weight"]}}, version=version
-        )
+        collector.weights.offer(collector.weights.current(), version=version)
         batch = collector.collect(num_steps=9)
         checker.take(batch)
         versions = batch["collector", "policy_version"]
@@ -155,8 +153,7 @@ def test_spilled_frames_keep_the_version_that_acted() -> None:
 
 
 def test_an_onlooker_sees_where_each_environment_is() -> None:
-    order = iter(cycle((0, 3, 1, 5, 2)))
-    env = ArrivingEnv(SEEDS.env_seeds(3), order, arrive=2, lengths=(5,))
+    env = ArrivingEnv(SEEDS.env_seeds(3), cycle((0, 3, 1, 5, 2)), arrive=2, lengths=(5,))
     collector = make_collector(num_envs=3, envs=[env])
     block = Block(collector.layout(10))
     idents = [float(collector.look(column, 0)[0]) for column in range(3)]

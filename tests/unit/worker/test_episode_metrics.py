@@ -1,6 +1,8 @@
 """Metrics of episodes, against the frames that they are made of."""
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +74,6 @@ def test_open_metrics_survive_save_and_restore() -> None:
     ("dtype", "values", "expected"),
     [
         (np.float32, [np.nan, 1.0], {"last": 1.0, "sum": np.nan, "mean": np.nan, "max": np.nan, "any": np.nan}),
-        (np.int8, [-1, 0], {"last": 0.0, "sum": -1.0, "mean": -0.5, "max": 0.0, "any": 1.0}),
         (np.int8, [-128, 0], {"last": 0.0, "sum": -128.0, "mean": -64.0, "max": 0.0, "any": 1.0}),
     ],
 )
@@ -82,14 +83,12 @@ def test_values_are_reduced_to_one_number(dtype: Any, values: list[float], expec
     block = Block(Layout(num_rows=2, num_envs=1, observation=(box,), action=(), info=(leaf,)))
     block.begin(2)
     block.lengths[:], block.info[0][:, 0] = 2, values
-    metrics = EpisodeMetrics([EpisodeMetric(name=how, key="hit", reduce=how) for how in expected], (leaf,), 1)
+    asked = [EpisodeMetric(name=how, key="hit", reduce=how) for how in expected]
+    with pytest.raises(CormorantError, match=r"last reads hit, whose values have the shape \[2\]"):
+        EpisodeMetrics(asked, (replace(leaf, shape=(2,)),), 1)
+    metrics = EpisodeMetrics(asked, (leaf,), 1)
     found = metrics.of(block, np.array([1]), np.array([0]), lengths=np.array([2]))
     assert {how: value for how, (value,) in found.items()} == pytest.approx(expected, nan_ok=True)
-
-
-def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:
-    with pytest.raises(CormorantError, match=r"both reads pair, whose values have the shape \[2\]"):
-        counting([{"name": "both", "key": "pair"}])
 
 
 def test_means_leave_out_what_is_no_number() -> None:
@@ -101,9 +100,8 @@ def test_metrics_are_told_by_variant() -> None:
     variants = [{"name": "short", "kwargs": {"lengths": [2]}}, {"name": "long", "kwargs": {"lengths": [5]}}]
     with counting(num_envs=2, variants=variants, collection={"framesPerBatch": 20}) as collector:
         found = collector.fill(Block(collector.layout(10)), 20).episodes
-    assert list(zip(found.tasks, found.metrics["longest"], strict=True)).count(("short", 2.0)) == 5
-    assert list(zip(found.tasks, found.metrics["longest"], strict=True)).count(("long", 5.0)) == 2
-    assert len(found.tasks) == 7
+    told = Counter(zip(found.tasks, found.metrics["longest"], strict=True))
+    assert told == {("short", 2.0): 5, ("long", 5.0): 2}
 
 
 def test_the_gauge_has_a_series_for_each_variant() -> None:

@@ -20,7 +20,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.masks import MaskedAtTimes
 from cormorant_worker.collect.build import build_collector
-from cormorant_worker.collect.overrides import WorkerOverrides
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, ManifestError, NonfiniteWeights, PolicyError
 from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
@@ -67,20 +67,17 @@ def counting(
     return job_of(folder, env, policy=policy, max_steps=max_steps, seed=5, episodes={"count": 6})
 
 
-def player_of(job: CollectorJob) -> Player:
-    collector = build_collector(alone(job), WorkerPlace()).collector
+def player_of(job: CollectorJob, overrides: WorkerOverrides = NO_OVERRIDES) -> Player:
+    collector = build_collector(alone(job), WorkerPlace(), overrides).collector
     collector.close()
-    return Player(job, collector)
+    return Player(job, collector, overrides=overrides)
 
 
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
 def test_random_episodes_keep_to_the_masks_of_the_info(tmp_path: Path, vectorization: str) -> None:
     env = {"gymnasium": {**COUNTING, "vectorization": vectorization}}
     job = job_of(tmp_path, env, seed=5, episodes={"count": 6})
-    overrides = WorkerOverrides(envs=(MaskedAtTimes,))
-    collector = build_collector(alone(job), WorkerPlace(), overrides).collector
-    collector.close()
-    assert len(Player(job, collector, overrides=overrides).play(range(6))) == 6
+    assert len(player_of(job, WorkerOverrides(envs=(MaskedAtTimes,))).play(range(6))) == 6
 
 
 def played_by(job: CollectorJob, *chunks: Sequence[int]) -> dict[int, PlayedEpisode]:
@@ -90,11 +87,9 @@ def played_by(job: CollectorJob, *chunks: Sequence[int]) -> dict[int, PlayedEpis
 
 
 MLP = {"entrypoint": "cormorant.policies:mlp"}
-LSTM = {"entrypoint": "cormorant.policies:lstm"}
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 2}}
 CASES = {
-    "envpool-mlp": (CARTPOLE, MLP),
-    "envpool-lstm": (CARTPOLE, LSTM),
+    "envpool-lstm": (CARTPOLE, {"entrypoint": "cormorant.policies:lstm"}),
     "envpool-random": (CARTPOLE, {"random": {}}),
     "gymnasium-mlp": ({"gymnasium": {"id": "Pendulum-v1", "vectorization": "inline"}}, MLP),
     "mujoco": ({"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4}}, MLP),
@@ -116,9 +111,7 @@ def test_a_policy_that_changes_itself_plays_the_same(tmp_path: Path, dtype: str,
 
 def test_a_policy_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
     job = job_of(tmp_path, CARTPOLE, policy={"entrypoint": "cormorant_testing.policies:locked"}, episodes={"count": 1})
-    with pytest.raises(
-        PolicyError, match=r"cannot be copied for an episode of its own: TypeError: cannot pickle .*lock"
-    ):
+    with pytest.raises(PolicyError, match=r"cannot be copied for an episode of its own: TypeError: .* pickle .*lock"):
         player_of(job).play([0])
 
 
@@ -126,9 +119,8 @@ def test_a_policy_that_cannot_be_copied_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_an_episode_does_not_depend_on_its_company(tmp_path: Path, case: str, deterministic: bool) -> None:
     env, policy = CASES[case]
-    job = job_of(
-        tmp_path, env, policy=policy, max_steps=40, seed=3, episodes={"count": 7, "deterministic": deterministic}
-    )
+    episodes = {"count": 7, "deterministic": deterministic}
+    job = job_of(tmp_path, env, policy=policy, max_steps=40, seed=3, episodes=episodes)
     together = played_by(job, range(7))
     assert played_by(job, [6, 1], [4], [0, 2, 3, 5]) == together
     assert played_by(job, [5, 4, 3, 2, 1, 0, 6]) == together
@@ -229,8 +221,8 @@ def test_results_survive_and_what_is_missing_is_played(tmp_path: Path) -> None:
     book.give_back((2, 3))
     assert [book.take(3), book.take(3), book.take(1)] == [(2,), (3,), (4,)], "a worker died in them"
     player = player_of(job)
-    player.record(player.play([0, 1, 4]))
-    player.record(player.play([0, 1, 4]))  # played again, and recorded once
+    for _ in range(2):  # played again, and recorded once
+        player.record(player.play([0, 1, 4]))
     again = EpisodeBook(job)
     assert again.take(again.num_pending) == (2, 3, 5)
     with pytest.raises(EvaluationError, match="3 of 6 episodes were played and are not in"):
@@ -257,7 +249,6 @@ def subject_job(folder: Path, **changes: Any) -> CollectorJob:
         ("collection.episodeMetrics", [{"name": "steps", "key": "step"}]),
         ("collection.normalize", {"observation": {"clip": 0.1}}),
         ("collection.episodes.deterministic", False),
-        ("env.info", [{"key": "step", "dtype": "float32", "shape": [], "fill": 1.0}]),
         ("env.gymnasium.kwargs", {"numEnvs": 3}),
         ("image", "registry/worker:2"),
         ("workerGroups", [{"name": "cpu", "device": "gpu"}]),
@@ -294,13 +285,6 @@ def test_fields_without_a_number_exist_in_the_spec() -> None:
             assert name in fields, path
             kinds = (fields[name].annotation, *get_args(fields[name].annotation))
             model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Contract)), None)
-
-
-def test_the_device_of_an_evaluation_counts(tmp_path: Path) -> None:
-    job = job_of(tmp_path, PENDULUM, policy=MLP)
-    EpisodeBook(evaluation_job(job, str(tmp_path), episodes=1))
-    with pytest.raises(EvaluationError, match=r"devices was \['cpu'\] and is \['gpu'\]"):
-        EpisodeBook(evaluation_job(job, str(tmp_path), episodes=1, device="cuda:0"))
 
 
 def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:
@@ -377,16 +361,13 @@ def test_checkpoints_of_a_sweep_have_the_tables_they_have_alone(tmp_path: Path, 
     }
 
 
-def test_evaluation_of_a_job_with_servers_drops_them(tmp_path: Path) -> None:
+def test_evaluation_job_has_the_device_and_no_servers_and_refuses_two_seeds(tmp_path: Path) -> None:
     document = job_of(tmp_path, PENDULUM, policy=MLP).to_document()
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
     document["spec"]["inference"] = {"maxBatch": 8}
-    evaluation = evaluation_job(parse_job(document), str(tmp_path), episodes=1)
-    assert ([group.name for group in evaluation.spec.worker_groups], evaluation.spec.inference) == (["cpu"], None)
-
-
-def test_a_seed_beside_a_list_of_seeds_is_refused(tmp_path: Path) -> None:
-    job = job_of(tmp_path, PENDULUM, policy=MLP)
+    job = parse_job(document)
+    spec = evaluation_job(job, str(tmp_path), episodes=1, device="cuda:0").spec
+    assert ([(group.name, group.device) for group in spec.worker_groups], spec.inference) == ([("cpu", "gpu")], None)
     with pytest.raises(ManifestError, match=r"seed 5 .* have a list of 2 seeds; leave seed out"):
         evaluation_job(job, str(tmp_path), episodes=[1, 2], seed=5)
 
@@ -416,16 +397,11 @@ def test_weights_that_are_not_finite_are_refused_by_file(tmp_path: Path) -> None
 def test_evaluations_normalize_with_the_statistics_of_the_file(tmp_path: Path) -> None:
     statistics = {"observation": {"count": 4, "mean": [0.5, -0.25, 2.0], "m2": [1.0, 4.0, 9.0], "clip": 1.5}}
     uri = checkpoint(tmp_path / "1.safetensors", 1, statistics=statistics)
-    job = job_of(
-        tmp_path, PENDULUM, policy={**MLP, "initialWeights": uri}, max_steps=25, seed=3,
-        episodes={"count": 2}, normalize={"observation": {"clip": 1.5}},
-    )  # fmt: skip
+    options: dict[str, Any] = {"max_steps": 25, "seed": 3, "normalize": {"observation": {"clip": 1.5}}}
+    job = job_of(tmp_path, PENDULUM, policy={**MLP, "initialWeights": uri}, episodes={"count": 2}, **options)
     assert [row.total for row in played_by(job, [0, 1]).values()] == [by_hand(uri, statistics, seed) for seed in (3, 4)]
     plain = checkpoint(tmp_path / "plain.safetensors", 1)
-    swept = {"count": 2, "checkpoints": [uri, plain]}
-    sweep = job_of(
-        tmp_path, PENDULUM, policy=MLP, max_steps=25, seed=3, episodes=swept, normalize={"observation": {"clip": 1.5}}
-    )
+    sweep = job_of(tmp_path, PENDULUM, policy=MLP, episodes={"count": 2, "checkpoints": [uri, plain]}, **options)
     rows = played_by(sweep, [2, 0])  # a file without statistics does not act with another one's
     assert rows[0].total == by_hand(uri, statistics, 3)
     assert rows[2].total == by_hand(plain, {"observation": {**statistics["observation"], "count": 0}}, 3)

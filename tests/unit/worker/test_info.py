@@ -16,26 +16,12 @@ from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.errors import CormorantError, EnvCrashed
 from cormorant_worker.launch import make_collector
 
-LENGTHS = (4, 3, 7)
 
-
-@pytest.mark.parametrize("collection", [{}, {"maxFramesPerTrajectory": 5}, {"resetAtEachBatch": True}])
-def test_info_belongs_to_its_own_step(collection: Mapping[str, Any]) -> None:
-    job = make_job(
-        num_envs=3, lengths=LENGTHS, ends="alternate", info=INFO, collection={"framesPerBatch": 30} | collection
-    )
+def test_info_belongs_to_its_own_step_and_is_padded_with_zeros() -> None:
+    job = make_job(num_envs=3, lengths=(4, 3, 7), ends="alternate", info=INFO, collection={"framesPerBatch": 30})
     with make_collector(job) as collector:
         for frames in (30, 7, 30):
-            batch = collector.collect(num_steps=frames)
-            if not collection:
-                assert_info(batch)
-            assert batch["next", "info", "step"].shape == batch.shape
-
-
-def test_info_of_whole_episodes_is_padded_with_zeros() -> None:
-    with make_collector(
-        make_job(num_envs=3, lengths=LENGTHS, ends="alternate", info=INFO, collection={"framesPerBatch": 30})
-    ) as collector:
+            assert_info(collector.collect(num_steps=frames))
         assert_info(collector.collect(num_episodes=7))
 
 
@@ -62,7 +48,6 @@ def test_info_that_cannot_be_stored_gets_a_sentence(
     ("dtype", "value", "sentence"),
     [
         ("float32", 1e300, r"far that does not fit float32: 1e\+300 .* stored as inf"),
-        ("float32", 10**40, r"far that does not fit float32: 1e\+40 .* stored as inf"),
         ("float64", 10**400, "far that does not fit float64: int too large"),
         ("int64", 2**70, r"far that does not fit int64: 1\.1805\d*e\+21 .* declare another dtype"),
     ],
@@ -80,7 +65,6 @@ def test_numbers_that_do_not_fit_are_not_stored(dtype: str, value: Any, sentence
     ("value", "dtype", "stored"),
     [
         (np.float64(0.1), "float32", np.float32(0.1)),
-        (2**70, "float32", np.float32(2**70)),
         ([2**70, 1], "float32", np.array([2**70, 1], np.float32)),
         (np.nan, "float32", np.float32(np.nan)),
         (np.array([np.inf, 1e38]), "float32", np.array([np.inf, 1e38], np.float32)),

@@ -34,6 +34,12 @@ ENVS: dict[str, Any] = {
 }
 
 
+def assert_same(found: Any, wanted: Any, rows: int | None = None) -> None:
+    assert set(found.keys(True, True)) == set(wanted.keys(True, True))
+    for key in wanted.keys(True, True):
+        np.testing.assert_array_equal(found[key][:, :rows].numpy(), wanted[key][:, :rows].numpy(), str(key))
+
+
 class Tape(TorchDispatchMode):
     """What a CUDA graph does, on a CPU: a list of operations, done again on the same memory."""
 
@@ -148,10 +154,8 @@ def test_a_batch_is_handed_over_on_its_device() -> None:
             found = ours.collect(num_steps=rows * N, device="cpu")
             kept.append((found, found.clone(), plain.collect(num_steps=rows * N).clone()))
         for found, before, wanted in kept:
-            assert set(found.keys(True, True)) == set(wanted.keys(True, True))
-            for key in wanted.keys(True, True):
-                np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
-                np.testing.assert_array_equal(found[key].numpy(), before[key].numpy(), f"{key} was written again")
+            assert_same(found, wanted)
+            assert_same(found, before)  # written once
         assert ours.collect(num_steps=11 * N + 2, device="cpu").device == torch.device("cpu")
 
 
@@ -167,12 +171,10 @@ def compare(ours: Collector, plain: Collector) -> None:
     for found, wanted in zip(batches(ours), batches(plain), strict=True):
         # A scan is sealed after several steps, and not after one.
         is_short |= (rows := min(found.shape[1], wanted.shape[1])) < 40
-        assert set(found.keys(True, True)) == set(wanted.keys(True, True))
         has_ended += int(wanted["next", "done"].sum())
         if found.shape != wanted.shape:
             break
-        for key in wanted.keys(True, True):
-            np.testing.assert_array_equal(found[key][:, :rows].numpy(), wanted[key][:, :rows].numpy(), str(key))
+        assert_same(found, wanted, rows)
     assert has_ended > 60
     assert is_short
     assert np.array_equal(ours.pulse, plain.pulse) or isinstance(ours._rollout, ScanRollout)
@@ -239,29 +241,22 @@ def test_flags_of_functions_in_one_loop() -> None:
         plain._rollout = None
         found, wanted = (collector.collect(num_steps=40 * N) for collector in (ours, plain))
     assert wanted["next", "observation", "won"].any()
-    for key in wanted.keys(True, True):
-        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+    assert_same(found, wanted)
 
 
 def test_functions_give_their_tensors_without_a_copy() -> None:
     """As on a GPU, where numpy cannot read JAX's memory."""
-    with opened_functions() as ours, opened_functions() as plain:
+    policy = partial(build_policy, 5, 2, kind="module", is_discrete=False)
+    made = [make_collector(env=EchoFunctions, num_envs=N, info=INFO, policy=policy(), seed=7) for _ in "12"]
+    for collector in made:
+        assert collector._rollout is None, "numpy is faster here"
+        collector._envs[0].device = torch.device("cpu")
+        collector._start_env_groups()
+        collector.rng.state = torch.Generator().manual_seed(1).get_state()
+    with made[0] as ours, made[1] as plain:
         plain._rollout = None
         for _ in range(3):
-            found, wanted = (collector.collect(num_steps=24 * N) for collector in (ours, plain))
-            for key in wanted.keys(True, True):
-                np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
-
-
-def opened_functions() -> Collector:
-    collector = make_collector(
-        env=EchoFunctions, num_envs=N, info=INFO, policy=build_policy(5, 2, kind="module", is_discrete=False), seed=7
-    )
-    assert collector._rollout is None, "numpy is faster here"
-    collector._envs[0].device = torch.device("cpu")
-    collector._start_env_groups()
-    collector.rng.state = torch.Generator().manual_seed(1).get_state()
-    return collector
+            assert_same(*(collector.collect(num_steps=24 * N) for collector in (ours, plain)))
 
 
 class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
@@ -343,9 +338,7 @@ def test_what_single_steps_accept_is_accepted(does: str) -> None:
     with ours, plain:
         assert isinstance(ours._rollout, DeviceRollout)
         plain._rollout = None
-        found, wanted = (collector.collect(num_steps=30) for collector in (ours, plain))
-    for key in wanted.keys(True, True):
-        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))
+        assert_same(*(collector.collect(num_steps=30) for collector in (ours, plain)))
 
 
 @pytest.mark.parametrize("is_plain", [False, True])

@@ -57,14 +57,7 @@ def test_a_worker_of_many_environments_has_the_shares_itself() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "weights", "missing"),
-    [
-        (2, [1, 1], ""),
-        (2, [1, 1, 1], "v2"),
-        (2, [3, 1], "v1"),
-        (3, [3, 1], ""),
-        (0, [1, 1], ""),
-        (2, [9, 9, 1, 1], "v2, v3"),
-    ],
+    [(2, [3, 1], "v1"), (3, [3, 1], ""), (0, [1, 1], ""), (2, [9, 9, 1, 1], "v2, v3")],
 )
 def test_variants_without_an_environment_are_named(workers: int, weights: list[int], missing: str) -> None:
     variants = [{"name": f"v{i}", "weight": weight} for i, weight in enumerate(weights)]
@@ -74,10 +67,8 @@ def test_variants_without_an_environment_are_named(workers: int, weights: list[i
         "variants; raise numEnvs or the number of workers, or change the weights"
     )
     assert found == (wanted if missing else "")
-    evaluation = make_job(
-        num_envs=1, variants=variants, workers=workers, dataset="results", collection={"episodes": {"count": 2}}
-    )
-    assert unplayed(evaluation.spec) == ""
+    played = {"dataset": "results", "collection": {"episodes": {"count": 2}}}
+    assert unplayed(make_job(num_envs=1, variants=variants, workers=workers, **played).spec) == ""
 
 
 @pytest.mark.parametrize("num_steps", [60, 61])
@@ -102,25 +93,16 @@ def test_episodes_carry_the_task_too() -> None:
     assert batch["collector", "task_id"][:, 0].tolist() == [0, 0, 1, 1]
 
 
-def test_restored_environments_play_their_variants() -> None:
-    job = make_job(num_envs=3, variants=[EASY, HARD], collection={"framesPerBatch": 30})
-    with make_collector(job) as collector:
-        collector.collect(num_steps=12)
-        state = collector.state()
-        wanted = collector.collect(num_steps=30)
-    with make_collector(job) as collector:
-        collector.restore(state)
-        assert (collector.collect(num_steps=30) == wanted).all()
-
-
-def test_spaces_that_differ_are_named_with_their_variants() -> None:
-    job = make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "rich", "kwargs": {"observation": "dict"}}])
-    sentence = r"have different spaces: environment 1 \(variant rich\) has .*; environment 0 \(variant plain\) has"
+@pytest.mark.parametrize(
+    ("kwargs", "sentence"),
+    [
+        (
+            {"observation": "dict"},
+            r"different spaces: environment 1 \(variant odd\) .* 0 \(variant plain\)",
+        ),
+        ({"lengths": None}, f"variant odd: the environment {COUNTING} could not be built: TypeError"),
+    ],
+)
+def test_what_a_variant_cannot_be_is_named(kwargs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
-        make_collector(job)
-
-
-def test_what_a_variant_cannot_build_is_named() -> None:
-    job = make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "odd", "kwargs": {"lengths": None}}])
-    with pytest.raises(EnvBuildError, match=f"variant odd: the environment {COUNTING} could not be built: TypeError"):
-        make_collector(job)
+        make_collector(make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "odd", "kwargs": kwargs}]))
