@@ -9,13 +9,11 @@ import pytest
 from cormorant_api.errors import HeadFault, StoreError, TokenError, exit_code_of
 from cormorant_worker.errors import (
     CormorantError,
-    DatasetCorrupt,
     DatasetError,
     DeviceUnavailable,
     EnvBuildError,
     EnvCrashed,
     ManifestError,
-    UnknownEnv,
     WorkerFailed,
 )
 
@@ -29,7 +27,6 @@ def caused(error: Exception, cause: BaseException) -> Exception:
     ("error", "code"),
     [
         (ManifestError("numEnvs"), 2),
-        (UnknownEnv("Pnog-v5"), 2),
         (EnvBuildError("takes no such argument"), 2),
         (HeadFault("--tls-cert and --tls-key must be given together"), 2),
         (caused(ManifestError("cannot read nope.yaml"), FileNotFoundError("nope.yaml")), 2),
@@ -37,12 +34,10 @@ def caused(error: Exception, cause: BaseException) -> Exception:
         (WorkerFailed("cpu-0 was killed"), 1),
         (WorkerFailed("it raised", kind="EnvCrashed"), 1),
         (EnvCrashed("it raised"), 1),
-        (DatasetCorrupt("a shard is missing"), 1),
         (CormorantError("anything else"), 1),
         (StoreError("the disk did not take weights"), 3),
         (TokenError("others changed the Secret"), 3),
         (caused(DatasetError("full"), OSError(errno.ENOSPC, "no space left")), 3),
-        (caused(DatasetError("read-only"), OSError(errno.EROFS, "read-only")), 3),
         (caused(DatasetError("stale"), caused(ValueError("x"), OSError(errno.ESTALE, "stale"))), 3),
         (caused(EnvBuildError("roms"), PermissionError("roms")), 3),
         (DeviceUnavailable("no GPU"), 3),

@@ -9,14 +9,10 @@ from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.logs import LogTail
 
 
-def sample(at: float, value: float | None = 0.0) -> Sample:
-    return Sample(at=at, per_second=at, mean_return=value)
-
-
 def test_long_past_keeps_the_whole_run_in_few_samples() -> None:
     past = Past(fine=10, coarse=8)
     for second in range(1000):
-        past.add(sample(second))
+        past.add(Sample(at=second, per_second=second))
     told = past.told()
     assert told.at[-10:] == tuple(range(990, 1000))
     assert len(told.at) <= 18
@@ -36,15 +32,9 @@ def test_sample_has_band_length_staleness_and_shares() -> None:
     later = {"cpu": group_stats(spent_s={"env": 13.0, "idle": 6.0}, min_version=5)}
     second = past.sample(replace(stats, groups=later), at=101.0, per_second=12.34)
     assert (second.staleness, second.time_shares) == (0.0, {"env": 0.75, "idle": 0.25})
-
-
-def test_worker_that_takes_its_time_along_gives_no_negative_share() -> None:
-    past = Past()
-    past.sample(make_stats(groups={"cpu": group_stats(spent_s={"env": 10.0})}), at=1.0, per_second=0)
-    after = past.sample(
-        make_stats(groups={"cpu": group_stats(spent_s={"env": 4.0, "idle": 1.0})}), at=2.0, per_second=0
-    )
-    assert after.time_shares == {"idle": 1.0}
+    replaced = {"cpu": group_stats(spent_s={"env": 4.0, "idle": 7.0})}
+    third = past.sample(replace(stats, groups=replaced), at=102.0, per_second=0)
+    assert third.time_shares == {"idle": 1.0}, "a worker that takes its time along has no negative share"
 
 
 def test_log_tail_keeps_the_last_lines_with_their_fields() -> None:

@@ -1,7 +1,7 @@
 """Pause leases: who holds one, when it ends, and what the keeper does about it."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -15,20 +15,21 @@ from cormorant_worker.errors import ControlTimeout
 
 
 class Brakes:
-    """Counts what the keeper does; the first `failing` pauses fail, and leave the fleet half paused."""
+    """Counts what the keeper does; a failing pause leaves the fleet half paused."""
 
-    def __init__(self, failing: int = 0) -> None:
+    def __init__(self, *, is_failing: bool = False) -> None:
         self.done: list[str] = []
         self.happened = threading.Condition()
-        self._failing = failing
+        self.before_resume: Callable[[], object] = lambda: None
+        self._is_failing = is_failing
 
     def pause(self) -> None:
-        if self._failing:
-            self._failing -= 1
+        if self._is_failing:
             raise ControlTimeout("cpu-0 did not pause")
         self._note("pause")
 
     def resume(self) -> None:
+        self.before_resume()
         self._note("resume")
 
     def wait_for(self, *done: str) -> None:
@@ -41,34 +42,27 @@ class Brakes:
             self.happened.notify_all()
 
 
-class Keep:
-    """Makes keepers whose threads end with the test."""
-
-    def __init__(self) -> None:
-        self.made: list[PauseKeeper] = []
-
-    def __call__(self, brakes: Brakes, **settings: Any) -> PauseKeeper:
-        self.made.append(PauseKeeper(pause=brakes.pause, resume=brakes.resume, **settings))
-        self.made[-1].start()
-        return self.made[-1]
+Keep = Callable[..., PauseKeeper]
 
 
 @pytest.fixture
 def keep() -> Iterator[Keep]:
-    made = Keep()
-    yield made
-    for keeper in made.made:
+    """Makes keepers whose threads end with the test."""
+    made: list[PauseKeeper] = []
+
+    def start(brakes: Brakes, **settings: Any) -> PauseKeeper:
+        made.append(PauseKeeper(pause=brakes.pause, resume=brakes.resume, **settings))
+        made[-1].start()
+        return made[-1]
+
+    yield start
+    for keeper in made:
         keeper.close()
-
-
-def stopped(clock: Clock, *, spec_paused: bool = False) -> PauseKeeper:
-    """A keeper whose thread does not run."""
-    return PauseKeeper(pause=lambda: None, resume=lambda: None, spec_paused=spec_paused, clock=clock)
 
 
 def test_an_owner_has_one_lease_and_renews_it() -> None:
     clock = Clock(100.0)
-    keeper = stopped(clock)
+    keeper = PauseKeeper(pause=lambda: None, resume=lambda: None, clock=clock)  # its thread does not run
     first, is_new = keeper.grant("learner", reason="eval", ttl_s=10)
     clock.now += 8
     again, is_renewed = keeper.grant("learner", reason="", ttl_s=10)
@@ -92,33 +86,25 @@ def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
 
 
 def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
-    class Slow(Brakes):
-        def __init__(self) -> None:
-            super().__init__()
-            self.began, self.may_end = threading.Event(), threading.Event()
+    brakes, began, may_end = Brakes(), threading.Event(), threading.Event()
 
-        def resume(self) -> None:
-            self.began.set()
-            assert self.may_end.wait(30)
-            super().resume()
-
-    brakes = Slow()
+    brakes.before_resume = lambda: (began.set(), may_end.wait(30))
     keeper = keep(brakes)
     one, _ = keeper.grant("one", reason="", ttl_s=100)
     brakes.wait_for("pause")
     keeper.end(one.id)
-    assert brakes.began.wait(30)
+    assert began.wait(30)
     assert keeper.state == "paused"
     keeper.spec_paused = True
     keeper.nudge()
     assert keeper.state == "draining"
-    brakes.may_end.set()
+    may_end.set()
     brakes.wait_for("pause", "resume", "pause")
     until(lambda: keeper.state == "paused")
 
 
 def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keep: Keep) -> None:
-    brakes = Brakes(failing=1000)
+    brakes = Brakes(is_failing=True)
     keeper = keep(brakes)
     lease, _ = keeper.grant("one", reason="", ttl_s=100)
     assert keeper.state == "draining"

@@ -1,7 +1,7 @@
 """Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back."""
 
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import settings
@@ -27,24 +27,17 @@ class FakeLoan:
         self.releases += 1
 
 
-@dataclass
 class Books:
-    clock: Clock = field(default_factory=Clock)
-    settled: list[int] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.ledger: Ledger = Ledger(
-            epoch="e-1",
-            ack_within_s=60,
-            on_settled=self.settle,
-            clock=self.clock,
-        )
-
-    def settle(self, frames: int) -> "Future[None]":
-        self.settled.append(frames)
+    def __init__(self) -> None:
+        self.clock, self.settled = Clock(), list[int]()
         kept: Future[None] = Future()
         kept.set_result(None)
-        return kept
+
+        def settle(frames: int) -> "Future[None]":
+            self.settled.append(frames)
+            return kept
+
+        self.ledger: Ledger = Ledger(epoch="e-1", ack_within_s=60, on_settled=settle, clock=self.clock)
 
     def add(self, *loans: FakeLoan) -> None:
         for loan in loans:

@@ -8,6 +8,7 @@ import pytest
 from cormorant_api.batches.ledger import Ledger
 from cormorant_api.control.metrics import RateWindow
 from cormorant_api.status import tasks_of, wait_for_learner
+from cormorant_testing.clock import Clock
 from cormorant_testing.stats import make_stats
 from cormorant_worker.fleet.stats import FleetStats, WorkerStats
 
@@ -37,10 +38,7 @@ def test_means_of_many_variants_are_computed_once(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_full_queue_without_consumer_waits(frames_now: int, num_waiting: int, queued: int, sentence: str) -> None:
-    seconds = iter((0.0, 5.0))
-    rates = RateWindow(clock=lambda: next(seconds))
-    for frames in (100, frames_now):
-        rates.sample(make_stats(stepped_frames=frames))
+    rates = sampled((0, make_stats(stepped_frames=100)), (5, make_stats(stepped_frames=frames_now)))
     feeder = SimpleNamespace(num_waiting=num_waiting)
     running = SimpleNamespace(feeder=feeder, ledger=Ledger(epoch="e", ack_within_s=60))
     head: Any = SimpleNamespace(rates=rates, running=running)
@@ -57,40 +55,36 @@ def worker(frames: int, *, attempt: int = 0) -> WorkerStats:
     )  # fmt: skip
 
 
-@pytest.fixture
-def seconds() -> list[float]:
-    return [0.0]
+def sampled(*samples: tuple[float, FleetStats]) -> RateWindow:
+    """Rates of a fleet that was sampled at these seconds."""
+    clock = Clock()
+    rates = RateWindow(clock)
+    for clock.now, stats in samples:
+        rates.sample(stats)
+    return rates
 
 
-@pytest.fixture
-def rates(seconds: list[float]) -> RateWindow:
-    return RateWindow(clock=lambda: seconds[0])
+def test_worker_rates_need_workers_in_some_samples_only() -> None:
+    def stats(now: int) -> FleetStats:
+        return make_stats(stepped_frames=100 * now, workers=(worker(50 * now),) if now % 4 == 0 else ())
 
-
-def test_worker_rates_need_workers_in_some_samples_only(rates: RateWindow, seconds: list[float]) -> None:
-    for now in range(9):
-        seconds[0] = now
-        rates.sample(make_stats(stepped_frames=100 * now, workers=(worker(50 * now),) if now % 4 == 0 else ()))
+    rates = sampled(*((now, stats(now)) for now in range(9)))
     assert (rates.rate(), rates.rate_of("cpu-0", 0)) == (100.0, 50.0)
 
 
-def test_rates_cover_the_last_ten_seconds(rates: RateWindow, seconds: list[float]) -> None:
-    for now, frames in ((0, 0), (20, 1000), (30, 1500)):
-        seconds[0] = now
-        rates.sample(make_stats(stepped_frames=frames, workers=(worker(frames),)))
+def test_rates_cover_the_last_ten_seconds() -> None:
+    counted = ((0, 0), (20, 1000), (30, 1500))
+    rates = sampled(*((now, make_stats(stepped_frames=n, workers=(worker(n),))) for now, n in counted))
     assert (rates.rate(), rates.rate_of("cpu-0", 0)) == (50.0, 50.0)
 
 
-def test_a_replacement_counts_from_zero(rates: RateWindow, seconds: list[float]) -> None:
-    rates.sample(make_stats(workers=(worker(1000),)))
-    seconds[0] = 2
-    rates.sample(make_stats(workers=(worker(10, attempt=1),)))
+def test_a_replacement_counts_from_zero() -> None:
+    rates = sampled((0, make_stats(workers=(worker(1000),))), (2, make_stats(workers=(worker(10, attempt=1),))))
     assert (rates.rate_of("cpu-0", 1), rates.rate_of("cpu-0", 0), rates.rate_of("cpu-9", 0)) == (5.0, 0.0, 0.0)
 
 
-def test_servers_have_rates_by_group(rates: RateWindow, seconds: list[float]) -> None:
-    for now in (0.0, 5.0, 20.0, 25.0):
-        seconds[0] = now
-        rates.sample(make_stats(inference={"act": {"rows": 100.0 * now, "act_s": 0.25 * now}} if now else {}))
+def test_servers_have_rates_by_group() -> None:
+    served = ((now, {"act": {"rows": 100.0 * now, "act_s": 0.25 * now}} if now else {}) for now in (0, 5, 20, 25))
+    rates = sampled(*((now, make_stats(inference=servers)) for now, servers in served))
     found = [rates.rate_of_servers(*key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
     assert found == [100.0, 0.25, 0.0, 0.0]

@@ -40,47 +40,27 @@ class Connection:
         self.writable.set()
 
 
-async def respond(connection: Connection, stall_timeout_s: float = 60.0) -> list[End]:
-    ends: list[End] = []
-    response = memory_response(
-        BUFFERS, media_type="x/y", headers={}, stall_timeout_s=stall_timeout_s, on_end=ends.append
-    )
-    scope = {**SCOPE, "state": {LEAVING_KEY: connection.is_closing}}
-    await response(scope, connection.receive, connection.send)
-    return ends
-
-
-async def _complete() -> list[End]:
-    connection = Connection()
-    ends = await respond(connection)
-    assert b"".join(message.get("body", b"") for message in connection.sent) == b"".join(BUFFERS)
-    return ends
-
-
-async def _gone() -> list[End]:
-    connection = Connection()
-    connection.writable.clear()
-    asyncio.get_running_loop().call_later(0.01, connection.close)
-    return await respond(connection)
-
-
-async def _closing() -> list[End]:
-    connection = Connection()
-    connection.most = len(BUFFERS)  # all but the last, after the response's start
-    return await respond(connection)
-
-
-async def _slow() -> list[End]:
-    connection = Connection()
-    connection.writable.clear()
-    return await respond(connection, stall_timeout_s=0.01)
-
-
 @pytest.mark.parametrize(
-    ("reader", "end"), [(_complete, "complete"), (_gone, "gone"), (_closing, "gone"), (_slow, "slow")]
+    ("what", "end"), [("reads", "complete"), ("goes", "gone"), ("begins to close", "gone"), ("stalls", "slow")]
 )
-def test_a_response_says_once_how_it_ended(reader: Any, end: End) -> None:
-    assert asyncio.run(reader()) == [end]
+def test_a_response_says_once_how_it_ended(what: str, end: End) -> None:
+    async def body() -> list[End]:
+        connection, ends = Connection(), list[End]()
+        if what in ("goes", "stalls"):
+            connection.writable.clear()
+        if what == "goes":
+            asyncio.get_running_loop().call_later(0.01, connection.close)
+        if what == "begins to close":
+            connection.most = len(BUFFERS)  # all but the last, after the response's start
+        limit_s = 0.01 if what == "stalls" else 60.0
+        response = memory_response(BUFFERS, media_type="x/y", headers={}, stall_timeout_s=limit_s, on_end=ends.append)
+        scope = {**SCOPE, "state": {LEAVING_KEY: connection.is_closing}}
+        await response(scope, connection.receive, connection.send)
+        sent = b"".join(message.get("body", b"") for message in connection.sent)
+        assert (sent == b"".join(BUFFERS)) == (what == "reads")
+        return ends
+
+    assert asyncio.run(body()) == [end]
 
 
 def test_a_listener_that_fell_behind_and_reads_nothing_is_let_go() -> None:
