@@ -70,7 +70,7 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
             frozen = served.fleet._core.slots["cpu", 0].worker
             # Batches are taken until it has a ticket; the other worker fills the queue again.
             until(lambda: frozen.tickets or served.data.take(wait=1).status == 0)
-            until(lambda: served.reader.get("/v1/status").json["queue"]["waiting"])
+            until(lambda: served.status["queue"]["waiting"])
             answers: list[int] = []
             seeds = [
                 threading.Thread(target=lambda: answers.append(served.writer.post("/v1/seed", {"seed": 9}).status))
@@ -96,16 +96,16 @@ def test_unacknowledged_batches_hold_up_workers_only(folder: Path) -> None:
         assert [reply.status for reply in held] == [200, 200, 200]
         assert served.data.get("/v1/batches/next?wait=0.5").status == 204
         deadline = time.monotonic() + 30
-        while (before := stepped(served)) != (time.sleep(0.3) or stepped(served)):
+
+        def stepped() -> int:
+            return int(served.status["frames"]["stepped"])
+
+        while (before := stepped()) != (time.sleep(0.3) or stepped()):
             assert time.monotonic() < deadline, "workers go on though nobody takes anything"
-        assert served.reader.get("/v1/status").json["queue"]["lent"] == 3
+        assert served.status["queue"]["lent"] == 3
         served.data.post(f"/v1/batches/{held[0].headers['cormorant-batch-id']}/ack")
         assert served.data.get("/v1/batches/next?wait=30").status == 200
-        assert stepped(served) >= before
-
-
-def stepped(served: Served) -> int:
-    return int(served.reader.get("/v1/status").json["frames"]["stepped"])
+        assert stepped() >= before
 
 
 def test_stopped_reader_holds_up_no_control_request(folder: Path) -> None:
@@ -134,7 +134,7 @@ def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(folder: Path) -
             checker.take(decode(memoryview(reply.body)).tensordict())
             assert served.data.ack(reply).status == 204
         assert reply.kind == "stream-ended"
-        frames = served.reader.get("/v1/status").json["frames"]
+        frames = served.status["frames"]
         assert served.writer.post("/v1/seed", {"seed": 1}).kind == "stream-ended"
     assert frames["dropped"].keys() == {"drop_oldest"}
     assert frames["delivered"] == checker.frames
@@ -152,5 +152,5 @@ def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> N
         events = served.server.head.events
         until(lambda: [event.kind for event in (events.read(0) or ([], 0))[0]][-1:] == ["ended"])
         time.sleep(0.5)
-        assert served.reader.get("/v1/status").json["phase"] == "Completed"
+        assert served.status["phase"] == "Completed"
         assert served.server.wait(lambda: False) == "done"

@@ -83,7 +83,7 @@ def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
         assert (opening["num_envs"], opening["picture"]) == (4, {"height": 6, "width": 6})
         history = opening["history"]
         assert len(history["at"]) == len(history["per_second"]) == len(history["mean_return"])
-        status = watched.reader.get("/v1/status").json
+        status = watched.status
         told = opening["moment"]["status"]
         for name in ("job", "epoch", "started_at", "data_port"):
             assert told[name] == status[name]
@@ -268,7 +268,7 @@ def test_a_browser_shows_what_the_api_says(watched: Served) -> None:
     with chromium() as browser, watching(browser, watched.writer.port, watched.writer.token) as page:
         page.page.get_by_role("button", name="Pause", exact=True).click()
         page.wait_for_text("#phase", "Paused")
-        status = watched.reader.get("/v1/status").json
+        status = watched.status
         page.wait_for_text("#frames", f"{status['frames']['collected']:,}")
         page.page.get_by_role("button", name="Resume", exact=True).click()
         page.wait_for_text("#phase", "Running")
@@ -288,7 +288,7 @@ def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
     with serve(job, directory=tmp_path) as served:
 
         def failing() -> dict[str, Any]:
-            conditions = served.reader.get("/v1/status").json["conditions"]
+            conditions = served.status["conditions"]
             return {found["type"]: found for found in conditions}["EnvironmentsFailing"]
 
         until(lambda: failing()["status"] == "True")

@@ -133,7 +133,7 @@ def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path
     with serve(load_job(document), directory=tmp_path) as served:
 
         def report() -> dict[str, float]:
-            found: dict[str, float] = served.reader.get("/v1/status").json["inference"].get("act", {})
+            found: dict[str, float] = served.status["inference"].get("act", {})
             return found
 
         until(lambda: report().get("rows_per_second", 0) > 0)
@@ -142,7 +142,7 @@ def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path
         assert found["padding"] == pytest.approx(1 - found["rows_per_act"] / 8, abs=0.01)
         assert 0 < found["busy"] < 1
         assert min(found["act_ms"], found["wait_ms"]) > 0
-        groups = {group["name"]: group["policy_call"] for group in served.reader.get("/v1/status").json["groups"]}
+        groups = {group["name"]: group["policy_call"] for group in served.status["groups"]}
         assert groups["cpu"] == ""
         assert groups["act"].startswith("eager; tried for ")
         served.fleet.resize({"act": 2})

@@ -1,7 +1,6 @@
 """The head as a process: killed and started again, ended by signals, and what it refuses to start with."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import yaml
 from cormorant_client.delivery import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
+from cormorant_testing.scripts import environment
 from cormorant_testing.serving import Reply, weights_file
 
 PATH = "/v1/models/policy/weights"
@@ -103,29 +103,17 @@ def test_a_signal_ends_a_head_in_order_though_requests_wait(
     assert "Traceback" not in head.text, head.text
 
 
-def run_head(*arguments: str) -> subprocess.CompletedProcess[str]:
-    support = str(Path(__file__).resolve().parents[2] / "support")  # where the manifest's environment is
-    return subprocess.run(
-        [sys.executable, "-m", "cormorant_api", *arguments], capture_output=True, text=True, timeout=60,
-        env={**os.environ, "PYTHONPATH": support},
-    )  # fmt: skip
-
-
 def test_what_cannot_be_used_is_refused_with_a_sentence(manifest: Path, tmp_path: Path) -> None:
     open_tokens = tmp_path / "tokens.json"
     open_tokens.write_text("{}")
     open_tokens.chmod(0o644)
-    for arguments, sentence, code in (
-        (
-            ("--job", str(manifest), "--no-tokens", "--host", "0.0.0.0"),
-            "a head without tokens may listen on loopback only",
-            2,
-        ),
-        (("--job", str(manifest), "--token-file", str(open_tokens)), "other users can read the tokens", 3),
-        (("--job", str(manifest), "--tls-cert", "x"), "--tls-cert and --tls-key must be given together", 2),
-        (("--job", str(tmp_path / "nope.yaml")), "nope.yaml", 2),
+    for job, options, sentence, code in (
+        (manifest, ("--token-file", str(open_tokens)), "other users can read the tokens", 3),
+        (manifest, ("--tls-cert", "x"), "--tls-cert and --tls-key must be given together", 2),
+        (tmp_path / "nope.yaml", (), "nope.yaml", 2),
     ):
-        ended = run_head(*arguments)
+        command = [sys.executable, "-m", "cormorant_api", "--job", str(job), *options]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment())
         assert ended.returncode == code, ended
         assert sentence in ended.stdout + ended.stderr
         assert "Traceback" not in ended.stdout + ended.stderr

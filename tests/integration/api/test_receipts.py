@@ -26,12 +26,12 @@ def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> 
         with serve(job, directory=folder / "2", epoch=2, **options) as second:
             for receipt in (forged, "0.80.", "80", "..", "0.80.\xe9", "9" * 5000):
                 second.reader.get("/v1/batches/next?wait=0", Cormorant_Settled=receipt)
-            assert second.reader.get("/v1/status").json["frames"]["settled"] == 0
+            assert second.status["frames"]["settled"] == 0
             acknowledged += sum(batch.num_frames for batch in client.deliveries(frames=20, prefetch=0))
-            assert second.reader.get("/v1/status").json["frames"]["settled"] == acknowledged == 100
+            assert second.status["frames"]["settled"] == acknowledged == 100
         with serve(job, directory=folder / "3", epoch=3, **options) as third:
             acknowledged += sum(batch.num_frames for batch in client.deliveries(prefetch=0))
-            assert third.reader.get("/v1/status").json["frames"]["settled"] == acknowledged == 400
+            assert third.status["frames"]["settled"] == acknowledged == 400
 
 
 def test_receipt_of_another_job_or_of_this_head_counts_nothing(folder: Path) -> None:
@@ -42,5 +42,5 @@ def test_receipt_of_another_job_or_of_this_head_counts_nothing(folder: Path) -> 
         own = served.data.ack(served.data.get("/v1/batches/next?wait=30")).headers["cormorant-settled"]
         for receipt in (foreign, own):
             served.reader.get("/v1/batches/next?wait=0", Cormorant_Settled=receipt)
-        assert served.reader.get("/v1/status").json["frames"]["settled"] == 20
+        assert served.status["frames"]["settled"] == 20
         assert served.fleet.inherited_frames == 0

@@ -11,7 +11,7 @@ from cormorant_testing.serving import serve, take
 
 def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
     with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
-        status = served.reader.get("/v1/status").json
+        status = served.status
         assert [group["desired"] for group in status["groups"]] == [1]
         (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
         assert ready == "1 of 1 workers are ready; the manifest asks for 40"
@@ -27,15 +27,15 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
         assert served.operator.put("/v1/desired", {}).status == 422
-        until(lambda: not served.reader.get("/v1/status").json["desired"]["pending"])
-        assert served.reader.get("/v1/status").json["desired"]["error"] == ""
+        until(lambda: not served.status["desired"]["pending"])
+        assert served.status["desired"]["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
         frozen = served.fleet.stats().workers[1].pid
         os.kill(frozen, signal.SIGSTOP)
         assert served.operator.put("/v1/desired", {"groups": {"cpu": 1}}).json["pending"], "cpu-1 has not ended"
         os.kill(frozen, signal.SIGCONT)
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
-        until(lambda: not served.reader.get("/v1/status").json["desired"]["pending"])
+        until(lambda: not served.status["desired"]["pending"])
 
 
 def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
@@ -50,7 +50,7 @@ def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
                     and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
                 )
             )
-            assert served.reader.get("/v1/status").json["desired"]["empty_slots"] == empty
+            assert served.status["desired"]["empty_slots"] == empty
         nameless = served.operator.put("/v1/desired", {"paused": True, "empty_slots": {"cpu": [0]}})
         assert nameless.status == 422
         assert "empty_slots names cpu and groups does not" in nameless.body.decode()

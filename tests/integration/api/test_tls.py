@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -31,15 +32,12 @@ def make_certificate(folder: Path, *, days: int) -> tuple[Path, Path]:
     cert, key, request = (folder / f"{name}{days}.pem" for name in ("cert", "key", "request"))
     names = folder / "names"
     names.write_text("subjectAltName = IP:127.0.0.1\nbasicConstraints = critical, CA:TRUE\n")
-    made = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost"
-    openssl(*made.split(), "-keyout", str(key), "-out", str(request))
-    signed = f"x509 -req -in {request} -signkey {key} -days {days} -out {cert} -extfile {names}"
-    openssl(*signed.split())
+    for command in (
+        f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -keyout {key} -out {request}",
+        f"x509 -req -in {request} -signkey {key} -days {days} -out {cert} -extfile {names}",
+    ):
+        subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
     return cert, key
-
-
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -52,9 +50,8 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, days=2)
-    with HeadServer(
-        make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)
-    ) as server:
+    settings = HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)
+    with HeadServer(make_job(), settings) as server:
         scheme, _, port = server.url.rpartition(":")
         context = ssl.create_default_context(cafile=str(cert))
         answers = []
@@ -100,49 +97,48 @@ def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "cannot use the certificates in" in capsys.readouterr().err
 
 
-def test_a_request_over_tls_that_is_closed_never_reads_ciphertext(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, days=2)
+@contextlib.contextmanager
+def answering(cert: Path, key: Path, answer: Callable[[ssl.SSLSocket], object]) -> Iterator[str]:
+    """A TLS server that answers one connection; yields its URL."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
-    sent, done = threading.Event(), threading.Event()
     with socket.create_server(("127.0.0.1", 0)) as server:
 
-        def answer() -> None:
+        def serve_one() -> None:
             with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True) as to:
-                to.recv(65536)
-                to.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + b"x" * 60_000)
-                sent.set()
-                done.wait(30)
+                answer(to)
 
-        thread = threading.Thread(target=answer)
+        thread = threading.Thread(target=serve_one)
         thread.start()
+        yield f"https://127.0.0.1:{server.getsockname()[1]}"
+        thread.join(30)
+
+
+def test_a_request_over_tls_that_is_closed_never_reads_ciphertext(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, days=2)
+    sent, done = threading.Event(), threading.Event()
+
+    def answer(to: ssl.SSLSocket) -> None:
+        to.recv(65536)
+        to.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 900000\r\n\r\n" + b"x" * 60_000)
+        sent.set()
+        done.wait(30)
+
+    with answering(cert, key, answer) as url:
         transport = Transport(tls=ssl.create_default_context(cafile=str(cert)), timeout_s=30)
-        address = parse_address(f"https://127.0.0.1:{server.getsockname()[1]}")
-        with contextlib.suppress(Broken), transport.open(address, "GET", "/") as response:
+        with contextlib.suppress(Broken), transport.open(parse_address(url), "GET", "/") as response:
             assert sent.wait(30)
             transport.close()
             while piece := response.read(1000):
                 assert set(piece) == set(b"x")
         done.set()
-        thread.join(30)
 
 
 def test_client_refuses_an_expired_certificate_at_once(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, days=-1)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(cert, key)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def greet() -> None:
-            with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True):
-                pass
-
-        thread = threading.Thread(target=greet)
-        thread.start()
-        url = f"https://127.0.0.1:{server.getsockname()[1]}"
-        with (
-            connect(url, token="x" * 20, ca_file=cert, reconnect_s=600) as client,  # longer than a test may take
-            pytest.raises(BadAddress, match=r"was rejected: .*expired; renew it"),
-        ):
-            client.status()
-        thread.join(30)
+    with (
+        answering(cert, key, lambda _: None) as url,
+        connect(url, token="x" * 20, ca_file=cert, reconnect_s=600) as client,  # longer than a test may take
+        pytest.raises(BadAddress, match=r"was rejected: .*expired; renew it"),
+    ):
+        client.status()

