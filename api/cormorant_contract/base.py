@@ -5,7 +5,7 @@ import re
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import cache
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import (
     AfterValidator,
@@ -35,7 +35,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
     assert issubclass(model, Contract)
-    entries = [rule.document() for rule in model.rules() if rule.cel]
+    entries = [rule.document() for rule in model.rules if rule.cel]
     if entries:
         schema["x-kubernetes-validations"] = entries
 
@@ -61,17 +61,15 @@ class Contract(BaseModel):
         json_schema_extra=_add_rules,
     )
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        """The rules over several fields of this model."""
-        return ()
+    rules: ClassVar[tuple[Rule, ...]] = ()
+    """The rules over several fields of this model."""
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        if not (rules := self.rules()):
+        if not self.rules:
             return self
         document = self.to_document()
-        if broken := broken_by(self, document, rules):
+        if broken := broken_by(self, document, self.rules):
             violations = [(rule.path, rule.explain(self, document)) for rule in broken]
             text = "; ".join(sentence for _, sentence in violations)
             raise PydanticCustomError("rules", "{text}", {"text": text, "violations": violations})

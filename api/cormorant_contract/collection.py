@@ -27,15 +27,13 @@ class MultiStep(Contract):
     gamma: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.99
     """Discount per step, above 0."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="self.gamma > 0.0",
-                sentence="gamma 0 would discard all future rewards; use a discount above 0, at most 1",
-                path=("gamma",),
-            ),
-        )
+    rules = (
+        Rule(
+            cel="self.gamma > 0.0",
+            sentence="gamma 0 would discard all future rewards; use a discount above 0, at most 1",
+            path=("gamma",),
+        ),
+    )
 
 
 class NormalizeObservation(Contract):
@@ -47,15 +45,13 @@ class NormalizeObservation(Contract):
     keys: Annotated[tuple[ObservationKey, ...], Field(max_length=64)] = ()
     """Leaves of a Dict or Tuple observation, for example [pos, arm.joints]. Empty means every floating-point leaf."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="self.keys.all(k, self.keys.exists_one(other, other == k))",
-                sentence="keys contains a key twice; remove one of the two",
-                path=("keys",),
-            ),
-        )
+    rules = (
+        Rule(
+            cel="self.keys.all(k, self.keys.exists_one(other, other == k))",
+            sentence="keys contains a key twice; remove one of the two",
+            path=("keys",),
+        ),
+    )
 
 
 class NormalizeReward(Contract):
@@ -77,14 +73,12 @@ class Normalize(Contract):
     reward: NormalizeReward | None = None
     """Collects the statistics that learners need to normalize rewards. Unset collects none."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="has(self.observation) || has(self.reward)",
-                sentence="normalize is empty; write observation: {}, reward: {} or both, or remove it",
-            ),
-        )
+    rules = (
+        Rule(
+            cel="has(self.observation) || has(self.reward)",
+            sentence="normalize is empty; write observation: {}, reward: {} or both, or remove it",
+        ),
+    )
 
 
 class WeightsPolicy(Contract):
@@ -94,6 +88,12 @@ class WeightsPolicy(Contract):
     """How many versions a worker may lag behind before it waits for newer weights. 0 is strictly on-policy; unset means
     no bound. In sync mode, a script's fleet begins a round when the learner asks for it, which is on-policy if the
     learner publishes after every round; set 0 for learners over REST."""
+
+
+_EPISODES = (
+    "(has(self.episodes.count) ? self.episodes.count : "
+    "has(self.episodes.resetOptions) ? self.episodes.resetOptions.size() : 0)"
+)
 
 
 class Collection(Contract):
@@ -158,35 +158,26 @@ class Collection(Contract):
             asked["bfloat16"] = list(self.bfloat16)
         return asked
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
-            Rule(
-                cel="self.preemptiveThreshold > 0.0",
-                sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
-                path=("preemptiveThreshold",),
-            ),
-            Rule(
-                cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
-                sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
-                path=("preemptiveThreshold",),
-            ),
-            each_once(
-                "episodeMetrics",
-                "the name {twice} occurs twice in episodeMetrics; give each metric a name of its own",
-                key="name",
-            ),
-            Rule(
-                cel=f"!has(self.episodes) || has(self.episodes.seeds) || self.seed + {_EPISODES} <= {INT32_MAX + 1}",
-                sentence="seed {self.seed} leaves no room for the episodes' own seeds, which end at 2147483647; "
-                "lower it",
-                path=("seed",),
-            ),
-        )
-
-
-_EPISODES = (
-    "(has(self.episodes.count) ? self.episodes.count : "
-    "has(self.episodes.resetOptions) ? self.episodes.resetOptions.size() : 0)"
-)
+    rules = (
+        # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
+        Rule(
+            cel="self.preemptiveThreshold > 0.0",
+            sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
+            path=("preemptiveThreshold",),
+        ),
+        Rule(
+            cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
+            sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
+            path=("preemptiveThreshold",),
+        ),
+        each_once(
+            "episodeMetrics",
+            "the name {twice} occurs twice in episodeMetrics; give each metric a name of its own",
+            key="name",
+        ),
+        Rule(
+            cel=f"!has(self.episodes) || has(self.episodes.seeds) || self.seed + {_EPISODES} <= {INT32_MAX + 1}",
+            sentence="seed {self.seed} leaves no room for the episodes' own seeds, which end at 2147483647; lower it",
+            path=("seed",),
+        ),
+    )

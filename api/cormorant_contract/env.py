@@ -161,22 +161,20 @@ class EnvPoolEnv(EnvBlock):
     groups: Literal["perAgent"] | None = None
     """perAgent: a group of each player (player_0, player_1). Unset: one group, agents."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="self.batchSize == 0 || (self.batchSize <= self.numEnvs && self.numEnvs % self.batchSize == 0)",
-                sentence="batchSize {self.batchSize} does not divide numEnvs {self.numEnvs}; write a divisor of "
-                "numEnvs, or 0 for all",
-                path=("batchSize",),
-            ),
-            Rule(
-                cel=" && ".join(f"!has(self.kwargs.{name})" for name in _SET_ELSEWHERE),
-                sentence="kwargs cannot have num_envs, batch_size, num_threads, max_episode_steps, seed and env_seed: "
-                "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
-                path=("kwargs",),
-            ),
-        )
+    rules = (
+        Rule(
+            cel="self.batchSize == 0 || (self.batchSize <= self.numEnvs && self.numEnvs % self.batchSize == 0)",
+            sentence="batchSize {self.batchSize} does not divide numEnvs {self.numEnvs}; write a divisor of "
+            "numEnvs, or 0 for all",
+            path=("batchSize",),
+        ),
+        Rule(
+            cel=" && ".join(f"!has(self.kwargs.{name})" for name in _SET_ELSEWHERE),
+            sentence="kwargs cannot have num_envs, batch_size, num_threads, max_episode_steps, seed and env_seed: "
+            "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps and collection.seed instead",
+            path=("kwargs",),
+        ),
+    )
 
 
 class Wrapper(Contract):
@@ -236,9 +234,7 @@ class GymnasiumEnv(EnvBlock):
     def longest_step_s(self) -> float:
         return float(self.step_timeout_seconds + self.reset_timeout_seconds)
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (_ID_OR_ENTRYPOINT,)
+    rules = (_ID_OR_ENTRYPOINT,)
 
 
 class GymnasiumVectorEnv(EnvBlock):
@@ -268,16 +264,14 @@ class GymnasiumVectorEnv(EnvBlock):
     ] = Field(default={})
     """Further arguments of gymnasium.make_vec, for example vectorization_mode, or of the factory."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            _ID_OR_ENTRYPOINT,
-            Rule(
-                cel="!has(self.kwargs.num_envs)",
-                sentence="kwargs cannot have num_envs: write vector.numEnvs instead",
-                path=("kwargs",),
-            ),
-        )
+    rules = (
+        _ID_OR_ENTRYPOINT,
+        Rule(
+            cel="!has(self.kwargs.num_envs)",
+            sentence="kwargs cannot have num_envs: write vector.numEnvs instead",
+            path=("kwargs",),
+        ),
+    )
 
 
 class PettingZooEnv(GymnasiumEnv):
@@ -392,13 +386,9 @@ class OpenEnvEnv(EnvBlock):
     def longest_step_s(self) -> float:
         return float(2 * self.step_timeout_seconds + self.start_timeout_seconds)
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            one_of(
-                "image", "url", remedy="write image for a server beside each worker, or url for one that runs already"
-            ),
-        )
+    rules = (
+        one_of("image", "url", remedy="write image for a server beside each worker, or url for one that runs already"),
+    )
 
 
 class JaxEnv(EnvBlock):
@@ -498,50 +488,48 @@ class Env(Contract):
         known = {name: value for name, value in changes.items() if name in type(self.block).model_fields}
         return self.model_copy(update={self.block.kind: self.block.model_copy(update=known)})
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            one_of(*KINDS, remedy="write one block"),
-            each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
-            each_once(
-                "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"
-            ),
-            Rule(
-                cel="!has(self.variants) || !has(self.gymnasium) || !has(self.gymnasium.entrypoint) || "
-                "!self.variants.exists(v, has(v.taskId))",
-                sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use "
-                "gymnasium.id",
-                path=("variants",),
-            ),
-            Rule(
-                cel="!has(self.variants) || !has(self.envpool) || self.envpool.batchSize == 0",
-                sentence="variants step in lockstep, found batchSize {self.envpool.batchSize}; set batchSize: 0",
-                path=("variants",),
-            ),
-            Rule(
-                cel="!has(self.vector) || (!has(self.variants) && self.maxEpisodeSteps == 0)",
-                sentence="a vector environment has one setting and limits its own episodes; remove variants and "
-                "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
-                path=("vector",),
-            ),
-            Rule(
-                cel="!has(self.openenv) || !has(self.variants)",
-                sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
-                path=("variants",),
-            ),
-            Rule(
-                cel=f"!has(self.recycle) || {_SUBPROCESS}",
-                sentence="recycle replaces processes of single environments; use gymnasium or pettingzoo with "
-                "vectorization: subprocess, or remove recycle",
-                path=("recycle",),
-            ),
-            Rule(
-                cel="!has(self.jax) || !has(self.variants)",
-                sentence="a JAX environment has one setting; remove variants",
-                path=("variants",),
-            ),
-            Rule(
-                cel="self == oldSelf",
-                sentence="env is immutable because collected data belongs to one environment; create a new job",
-            ),
-        )
+    rules = (
+        one_of(*KINDS, remedy="write one block"),
+        each_once("info", "the key {twice} occurs twice in info; write each key once", key="key"),
+        each_once(
+            "variants", "the name {twice} occurs twice in variants; give each variant a name of its own", key="name"
+        ),
+        Rule(
+            cel="!has(self.variants) || !has(self.gymnasium) || !has(self.gymnasium.entrypoint) || "
+            "!self.variants.exists(v, has(v.taskId))",
+            sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use "
+            "gymnasium.id",
+            path=("variants",),
+        ),
+        Rule(
+            cel="!has(self.variants) || !has(self.envpool) || self.envpool.batchSize == 0",
+            sentence="variants step in lockstep, found batchSize {self.envpool.batchSize}; set batchSize: 0",
+            path=("variants",),
+        ),
+        Rule(
+            cel="!has(self.vector) || (!has(self.variants) && self.maxEpisodeSteps == 0)",
+            sentence="a vector environment has one setting and limits its own episodes; remove variants and "
+            "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
+            path=("vector",),
+        ),
+        Rule(
+            cel="!has(self.openenv) || !has(self.variants)",
+            sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
+            path=("variants",),
+        ),
+        Rule(
+            cel=f"!has(self.recycle) || {_SUBPROCESS}",
+            sentence="recycle replaces processes of single environments; use gymnasium or pettingzoo with "
+            "vectorization: subprocess, or remove recycle",
+            path=("recycle",),
+        ),
+        Rule(
+            cel="!has(self.jax) || !has(self.variants)",
+            sentence="a JAX environment has one setting; remove variants",
+            path=("variants",),
+        ),
+        Rule(
+            cel="self == oldSelf",
+            sentence="env is immutable because collected data belongs to one environment; create a new job",
+        ),
+    )

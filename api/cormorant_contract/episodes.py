@@ -10,7 +10,7 @@ from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
 from cormorant_contract.env import Variant, seating
-from cormorant_contract.rule import Rule, each_once, one_of
+from cormorant_contract.rule import each_once, one_of
 
 MAX_EPISODES = 100_000
 _MAX_LISTED = 10_000
@@ -137,12 +137,8 @@ class EvaluatedEpisodes(Contract):
             for task, seed, options in starts
         )
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            one_of("count", "seeds", "resetOptions", remedy="write count: 100 for 100 seeds from collection.seed on"),
-            each_once(
-                "seeds", "seed {twice} is listed more than once, and an episode is played once; remove the second"
-            ),
-            each_once("checkpoints", "checkpoint {twice} is listed more than once; remove the second"),
-        )
+    rules = (
+        one_of("count", "seeds", "resetOptions", remedy="write count: 100 for 100 seeds from collection.seed on"),
+        each_once("seeds", "seed {twice} is listed more than once, and an episode is played once; remove the second"),
+        each_once("checkpoints", "checkpoint {twice} is listed more than once; remove the second"),
+    )

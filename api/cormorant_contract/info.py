@@ -38,22 +38,20 @@ class InfoKey(Contract):
     fill: Annotated[float, Field(strict=True, ge=-_FILL_LIMIT, le=_FILL_LIMIT, allow_inf_nan=False)] | None = None
     """Stored where a step's info lacks the key. Unset means NaN for floats, 0 for integers, false (0) for bool."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="!has(self.fill) || !has(self.dtype) || self.dtype.startsWith('float') || "
-                "(double(int(self.fill)) == self.fill && "
-                + " && ".join(
-                    f"(self.dtype != '{dtype}' || (self.fill >= {low}.0 && self.fill <= {high}.0))"
-                    for dtype, (low, high) in _LIMITS.items()
-                )
-                + ")",
-                sentence="fill {fill} of {self.key} does not fit {self.dtype}; change the fill or the dtype",
-                values={"fill": "string(self.fill)"},
-                path=("fill",),
-            ),
-        )
+    rules = (
+        Rule(
+            cel="!has(self.fill) || !has(self.dtype) || self.dtype.startsWith('float') || "
+            "(double(int(self.fill)) == self.fill && "
+            + " && ".join(
+                f"(self.dtype != '{dtype}' || (self.fill >= {low}.0 && self.fill <= {high}.0))"
+                for dtype, (low, high) in _LIMITS.items()
+            )
+            + ")",
+            sentence="fill {fill} of {self.key} does not fit {self.dtype}; change the fill or the dtype",
+            values={"fill": "string(self.fill)"},
+            path=("fill",),
+        ),
+    )
 
 
 class EpisodeMetric(Contract):
@@ -68,16 +66,14 @@ class EpisodeMetric(Contract):
     reduce: Literal["last", "sum", "mean", "max", "any"] = "last"
     """How an episode's values become one number. any: 1 where at least one is not 0, else 0."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="self.name != 'return' && self.name != 'length'",
-                sentence="the name {self.name} is taken: return and length of every episode are reported anyway; "
-                "choose another name",
-                path=("name",),
-            ),
-        )
+    rules = (
+        Rule(
+            cel="self.name != 'return' && self.name != 'length'",
+            sentence="the name {self.name} is taken: return and length of every episode are reported anyway; "
+            "choose another name",
+            path=("name",),
+        ),
+    )
 
 
 InfoKeys = Annotated[tuple[InfoKey, ...], Field(min_length=1, max_length=32, json_schema_extra=keyed_by("key"))]

@@ -52,9 +52,7 @@ class Metadata(Contract):
     annotations: dict[str, Annotated[str, Field(strict=True)]] = Field(default={})
     """Annotations of the job."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
+    rules = tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:
         """Only the fields that were given: without a namespace, the client chooses one."""

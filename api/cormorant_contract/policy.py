@@ -53,21 +53,25 @@ class AgentPolicy(Contract):
 
     sample: VersionSample | None = None
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="[has(self.random), has(self.entrypoint), has(self.model)].filter(x, x).size() == 1",
-                sentence="write exactly one of random, entrypoint and model",
-            ),
-            Rule(
-                cel="[has(self.random), has(self.version), has(self.sample)].filter(x, x).size() < 2",
-                sentence="write at most one of random, version and sample",
-            ),
-        )
+    rules = (
+        Rule(
+            cel="[has(self.random), has(self.entrypoint), has(self.model)].filter(x, x).size() == 1",
+            sentence="write exactly one of random, entrypoint and model",
+        ),
+        Rule(
+            cel="[has(self.random), has(self.version), has(self.sample)].filter(x, x).size() < 2",
+            sentence="write at most one of random, version and sample",
+        ),
+    )
 
 
 Agents = Annotated[dict[str, AgentPolicy], Field(min_length=1, max_length=32)]
+
+
+_UNMADE = (
+    "has(self.agents[g].model) && !self.agents.exists(h, h == self.agents[g].model && has(self.agents[h].entrypoint))"
+)
+"""CEL: group g names a model that no entrypoint makes."""
 
 
 class Policy(Contract):
@@ -119,49 +123,41 @@ class Policy(Contract):
                     kept.update([version for version in versions if version <= one.version][-1:])
         return kept
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            one_of(
-                "random",
-                "entrypoint",
-                "agents",
-                remedy="write random: {} for random actions, the entrypoint of a factory, or a policy for each group "
-                "of agents",
+    rules = (
+        one_of(
+            "random",
+            "entrypoint",
+            "agents",
+            remedy="write random: {} for random actions, the entrypoint of a factory, or a policy for each group "
+            "of agents",
+        ),
+        Rule(
+            cel=f"!has(self.agents) || !self.agents.exists(g, {_UNMADE})",
+            sentence="model {model} is not a group with an entrypoint; name one that has it",
+            values={"model": f"self.agents[self.agents.filter(g, {_UNMADE})[0]].model"},
+            path=("agents",),
+        ),
+        Rule(
+            cel="has(self.entrypoint) || (self.compile == 'off' && self.dtype == 'float32')",
+            sentence="compile {self.compile} and dtype {self.dtype} need policy.entrypoint: they are for one "
+            "network; remove them",
+        ),
+        # Published weights and the keys of a batch belong to one policy.
+        Rule(
+            cel=" && ".join(
+                f"has(self.{x}) == has(oldSelf.{x}) && (!has(self.{x}) || self.{x} == oldSelf.{x})"
+                for x in ("entrypoint", "agents")
             ),
-            Rule(
-                cel=f"!has(self.agents) || !self.agents.exists(g, {_UNMADE})",
-                sentence="model {model} is not a group with an entrypoint; name one that has it",
-                values={"model": f"self.agents[self.agents.filter(g, {_UNMADE})[0]].model"},
-                path=("agents",),
-            ),
-            Rule(
-                cel="has(self.entrypoint) || (self.compile == 'off' && self.dtype == 'float32')",
-                sentence="compile {self.compile} and dtype {self.dtype} need policy.entrypoint: they are for one "
-                "network; remove them",
-            ),
-            # Published weights and the keys of a batch belong to one policy.
-            Rule(
-                cel=" && ".join(
-                    f"has(self.{x}) == has(oldSelf.{x}) && (!has(self.{x}) || self.{x} == oldSelf.{x})"
-                    for x in ("entrypoint", "agents")
-                ),
-                sentence="random, entrypoint and agents are immutable because published weights and collected batches "
-                "belong to one policy; create a new job",
-            ),
-            Rule(
-                cel="self.kwargs == oldSelf.kwargs",
-                sentence="kwargs are immutable because published weights and collected batches belong to one policy; "
-                "create a new job",
-                path=("kwargs",),
-            ),
-        )
-
-
-_UNMADE = (
-    "has(self.agents[g].model) && !self.agents.exists(h, h == self.agents[g].model && has(self.agents[h].entrypoint))"
-)
-"""CEL: group g names a model that no entrypoint makes."""
+            sentence="random, entrypoint and agents are immutable because published weights and collected batches "
+            "belong to one policy; create a new job",
+        ),
+        Rule(
+            cel="self.kwargs == oldSelf.kwargs",
+            sentence="kwargs are immutable because published weights and collected batches belong to one policy; "
+            "create a new job",
+            path=("kwargs",),
+        ),
+    )
 
 
 class Code(Contract):
@@ -174,6 +170,4 @@ class Code(Contract):
     image: Annotated[str, Field(strict=True, max_length=512, pattern=IMAGE_PATTERN)] | None = None
     """Image whose folder /code is on PYTHONPATH instead."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (one_of("configMap", "image", remedy="write one"),)
+    rules = (one_of("configMap", "image", remedy="write one"),)

@@ -1,6 +1,6 @@
 """Rules over several fields, in CEL: the API server checks them on a manifest, and pydantic on a model.
 
-A model lists its rules in `rules()`; `base.Contract` checks them after its fields, `schema` prints them into the CRD.
+A model lists its rules in `rules`; `base.Contract` checks them after its fields, `schema` prints them into the CRD.
 """
 
 import json

@@ -107,14 +107,12 @@ class Output(Contract):
     dataset: DatasetOutput | None = None
     """A durable dataset."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            Rule(
-                cel="has(self.queue) || has(self.dataset)",
-                sentence="queue and dataset are both missing; add at least one of them, for example queue: {}",
-            ),
-        )
+    rules = (
+        Rule(
+            cel="has(self.queue) || has(self.dataset)",
+            sentence="queue and dataset are both missing; add at least one of them, for example queue: {}",
+        ),
+    )
 
 
 CONTROLLER = "cormorant.dev/operator"
@@ -125,86 +123,6 @@ WorkerGroups = Annotated[
 ]
 
 
-class CollectorJobSpec(Contract):
-    """Desired state: what to collect, and with which pods."""
-
-    env: Env
-    """The environment: exactly one block of `spec.env`. Immutable."""
-
-    policy: Policy
-    """The policy: exactly one of random, entrypoint and agents."""
-
-    code: Code | None = None
-    """User code for environments and policies. Unset means that the image contains it."""
-
-    collection: Collection
-    output: Output = Output(queue=QueueOutput())
-    """Where batches go."""
-
-    image: Text = ""
-    """Image of head and workers. Empty means the operator's default."""
-
-    head: Head = Head()
-    """The head pod."""
-
-    worker_groups: WorkerGroups = (WorkerGroup(name="cpu"),)
-    """Groups of worker pods, by name."""
-
-    inference: Inference | None = None
-    """How the servers of groups with role inference gather rows; only with such a group. Unset means the defaults."""
-
-    elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
-    """Worker group scaled by spec.replicas. Empty means the first group."""
-
-    replicas: Replicas = 1
-    """Number of workers in the elastic group; written by `kubectl scale` and autoscalers."""
-
-    suspend: Flag = False
-    """true deletes the pods and keeps the job; false resumes it."""
-
-    paused: Flag = False
-    """true keeps the pods and pauses all workers; false resumes them."""
-
-    run_policy: RunPolicy = RunPolicy()
-    managed_by: Annotated[str, Field(strict=True, max_length=63, pattern=CONTROLLER_PATTERN)] | None = None
-    """Controller that manages the job. Unset means cormorant.dev/operator, which ignores jobs of others. Immutable."""
-
-    @property
-    def target(self) -> int | None:
-        """Target count of the job: frames, or an evaluation's episodes. None: no limit."""
-        if self.collection.episodes is None:
-            return self.collection.total_frames
-        return self.collection.episodes.num_planned(len(self.env.variants or ()), len(self.policy.playing))
-
-    @property
-    def counts(self) -> Literal["frames", "episodes"]:
-        """What the target counts."""
-        return "frames" if self.collection.episodes is None else "episodes"
-
-    @property
-    def elastic(self) -> WorkerGroup:
-        """The group that spec.replicas sizes: the named one, else the first."""
-        return next(group for group in self.worker_groups if group.name == (self.elastic_group or group.name))
-
-    @property
-    def is_of_others(self) -> bool:
-        """Whether another controller manages the job."""
-        return self.managed_by not in (None, CONTROLLER)
-
-    def size_of(self, group: WorkerGroup) -> int:
-        """Workers that a group of this spec should have."""
-        return group.replicas if group.replicas is not None else self.replicas
-
-    @property
-    def is_served(self) -> bool:
-        """Whether inference servers call the policy."""
-        return any(group.serves for group in self.worker_groups)
-
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return _RULES
-
-
 _NUM_ENVS = f"({''.join(f'has(self.env.{kind}) ? self.env.{kind}.numEnvs : ' for kind in KINDS)}1)"
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
@@ -213,7 +131,7 @@ _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticG
 _NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
 
 
-def _num_pairings(spec: CollectorJobSpec) -> int:
+def _num_pairings(spec: "CollectorJobSpec") -> int:
     episodes = spec.collection.episodes
     return 0 if episodes is None else episodes.num_pairings(len(spec.policy.playing))
 
@@ -438,6 +356,84 @@ _RULES: tuple[Rule, ...] = (
         path=("managedBy",),
     ),
 )
+
+
+class CollectorJobSpec(Contract):
+    """Desired state: what to collect, and with which pods."""
+
+    env: Env
+    """The environment: exactly one block of `spec.env`. Immutable."""
+
+    policy: Policy
+    """The policy: exactly one of random, entrypoint and agents."""
+
+    code: Code | None = None
+    """User code for environments and policies. Unset means that the image contains it."""
+
+    collection: Collection
+    output: Output = Output(queue=QueueOutput())
+    """Where batches go."""
+
+    image: Text = ""
+    """Image of head and workers. Empty means the operator's default."""
+
+    head: Head = Head()
+    """The head pod."""
+
+    worker_groups: WorkerGroups = (WorkerGroup(name="cpu"),)
+    """Groups of worker pods, by name."""
+
+    inference: Inference | None = None
+    """How the servers of groups with role inference gather rows; only with such a group. Unset means the defaults."""
+
+    elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
+    """Worker group scaled by spec.replicas. Empty means the first group."""
+
+    replicas: Replicas = 1
+    """Number of workers in the elastic group; written by `kubectl scale` and autoscalers."""
+
+    suspend: Flag = False
+    """true deletes the pods and keeps the job; false resumes it."""
+
+    paused: Flag = False
+    """true keeps the pods and pauses all workers; false resumes them."""
+
+    run_policy: RunPolicy = RunPolicy()
+    managed_by: Annotated[str, Field(strict=True, max_length=63, pattern=CONTROLLER_PATTERN)] | None = None
+    """Controller that manages the job. Unset means cormorant.dev/operator, which ignores jobs of others. Immutable."""
+
+    @property
+    def target(self) -> int | None:
+        """Target count of the job: frames, or an evaluation's episodes. None: no limit."""
+        if self.collection.episodes is None:
+            return self.collection.total_frames
+        return self.collection.episodes.num_planned(len(self.env.variants or ()), len(self.policy.playing))
+
+    @property
+    def counts(self) -> Literal["frames", "episodes"]:
+        """What the target counts."""
+        return "frames" if self.collection.episodes is None else "episodes"
+
+    @property
+    def elastic(self) -> WorkerGroup:
+        """The group that spec.replicas sizes: the named one, else the first."""
+        return next(group for group in self.worker_groups if group.name == (self.elastic_group or group.name))
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether another controller manages the job."""
+        return self.managed_by not in (None, CONTROLLER)
+
+    def size_of(self, group: WorkerGroup) -> int:
+        """Workers that a group of this spec should have."""
+        return group.replicas if group.replicas is not None else self.replicas
+
+    @property
+    def is_served(self) -> bool:
+        """Whether inference servers call the policy."""
+        return any(group.serves for group in self.worker_groups)
+
+    rules = _RULES
 
 
 def unplayed(spec: CollectorJobSpec) -> str:

@@ -55,9 +55,7 @@ class HeadTls(Contract):
     cert_manager: CertManager | None = None
     """Have the operator ask cert-manager for one, into the Secret JOB-tls."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (one_of("secretName", "certManager", remedy="write one of the two"),)
+    rules = (one_of("secretName", "certManager", remedy="write one of the two"),)
 
 
 class Head(Contract):
@@ -110,9 +108,7 @@ class Autoscale(Contract):
     by: Literal["learner-wait"] = "learner-wait"
     """Adds workers while learners wait for batches, and removes workers that are idle."""
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (_min_and_max("self.minReplicas <= self.maxReplicas"),)
+    rules = (_min_and_max("self.minReplicas <= self.maxReplicas"),)
 
 
 class WorkerGroup(Contract):
@@ -151,14 +147,12 @@ class WorkerGroup(Contract):
         """Whether its workers are inference servers."""
         return self.role == "inference"
 
-    @classmethod
-    def rules(cls) -> tuple[Rule, ...]:
-        return (
-            _min_and_max("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
-            Rule(
-                cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
-                sentence="autoscale adds workers that step environments, and group {self.name} has role inference; "
-                "remove autoscale and set replicas",
-                path=("autoscale",),
-            ),
-        )
+    rules = (
+        _min_and_max("!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas"),
+        Rule(
+            cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
+            sentence="autoscale adds workers that step environments, and group {self.name} has role inference; "
+            "remove autoscale and set replicas",
+            path=("autoscale",),
+        ),
+    )
