@@ -12,8 +12,7 @@ CormorantError
     WeightsMismatch    missing, extra or misshapen tensors; nothing was applied
     NonfiniteWeights   NaN or infinite values, which were not allowed
     StaleWeights       a version that is not newer than the published one
-ContractError
-  ManifestError        a manifest, or one document of it, is not a CollectorJob; carries every problem found
+ManifestError          a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -83,10 +82,6 @@ class StaleWeights(WeightsError):
     """The version is not newer than what is already published."""
 
 
-class ContractError(Exception):
-    """Input that this package refuses."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """One problem in a manifest: its place, the value, what is wrong with it, and what to do."""
@@ -128,7 +123,7 @@ class Problem:
         return ": ".join(part for part in (source, document, self.path, self.message) if part)
 
 
-class ManifestError(ContractError):
+class ManifestError(Exception):
     """A manifest is refused; `problems` lists everything found, in the order of the documents."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     import torch
 
-_EXTRA_STATE = "_extra_state"
-
 
 class HasStateDict(Protocol):
     """A torch.nn.Module, or a wrapper of one."""
@@ -39,7 +37,7 @@ bytes or path."""
 
 def is_extra_state(name: str) -> bool:
     """Whether an entry of a state dict is the result of a module's `get_extra_state`, which may be any object."""
-    return name.rpartition(".")[2] == _EXTRA_STATE
+    return name.rpartition(".")[2] == "_extra_state"
 
 
 def tensors_by_name(weights: Any) -> tuple[dict[str, Any], bool]:

@@ -12,10 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.kubectl import Namespace
-from manifest_cases import INVALID, VALID
+from manifest_cases import INVALID, UPDATES, VALID, Update, changed_manifests
 from manifest_making import Case
-from manifest_strategies import changed_manifests
-from manifest_updates import UPDATES, Update
 
 
 class Server(Namespace):

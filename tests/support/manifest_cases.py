@@ -1,5 +1,13 @@
-"""Manifests and the verdict on each: one table for pydantic, for the CRD offline, and for a real API server."""
+"""Manifests and the verdict on each: one table for pydantic, for the CRD offline, and for a real API server. Also
+changes of manifests that an API server accepts or refuses, and generated ones for property tests.
+"""
 
+from dataclasses import dataclass
+from typing import Any
+
+from hypothesis import strategies as st
+
+from cormorant_contract.parsing import parse_job
 from manifest_making import ABSENT, At, Case, Document, groups, gymnasium, manifest
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
@@ -325,3 +333,61 @@ INVALID = [
     for by, rows in (("rule", _RULES), ("schema", _SCHEMA), ("strict", _STRICT))
     for path, sentence, document in rows
 ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A valid manifest that becomes another valid one, and the field that must not change (empty: all may)."""
+
+    old: Document
+    new: Document
+    path: str = ""
+
+
+_ACTOR = {"entrypoint": "a:b", "kwargs": {"hidden": [64]}}
+UPDATES: dict[str, Update] = {
+    "scaled": Update(old=manifest(), new=manifest(replicas=3)),
+    "more-frames": Update(old=manifest(), new=manifest(collection__totalFrames=128)),
+    "other-exploration": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"explorationType": "mode"})),
+    "compiled": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"compile": "auto"})),
+    "other-task": Update(old=manifest(), new=manifest(env__envpool__taskId="Breakout-v5"), path="spec.env"),
+    "other-env-kwargs": Update(old=manifest(), new=manifest(env__envpool__kwargs={"a": {"b": 1}}), path="spec.env"),
+    "other-kind-of-env": Update(old=manifest(), new=gymnasium(), path="spec.env"),
+    "other-entrypoint": Update(
+        old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"entrypoint": "a:c"}), path="spec.policy"
+    ),
+    "other-policy-kwargs": Update(
+        old=manifest(policy=_ACTOR),
+        new=manifest(policy=_ACTOR | {"kwargs": {"hidden": [32]}}),
+        path="spec.policy.kwargs",
+    ),
+    "random-to-entrypoint": Update(old=manifest(), new=manifest(policy={"entrypoint": "a:b"}), path="spec.policy"),
+    "other-agents": Update(
+        old=manifest(policy={"agents": {"red": _ACTOR}}),
+        new=manifest(policy={"agents": {"red": _ACTOR | {"version": 3}}}),
+        path="spec.policy",
+    ),
+    "another-controller": Update(
+        old=manifest(), new=manifest(managedBy="example.com/controller"), path="spec.managedBy"
+    ),
+}
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(allow_nan=False) | st.text(max_size=12)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path] * bool(path) + [leaf for key, item in items for leaf in leaves(item, (*path, key))]
+
+
+@st.composite
+def changed_manifests(draw: st.DrawFn) -> dict[str, Any]:
+    """A manifest of the table, written out with all defaults, with one value of its spec replaced."""
+    document = parse_job(VALID[draw(st.sampled_from(sorted(VALID)))]).to_document()
+    path = draw(st.sampled_from([path for path in leaves(document["spec"]) if "kwargs" not in path[:-1]]))
+    node = document["spec"]
+    for key in path[:-1]:
+        node = node[key]
+    node[path[-1]] = draw(SCALARS | st.just([]) | st.just({}))
+    return document

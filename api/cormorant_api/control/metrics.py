@@ -43,8 +43,6 @@ class HeadMetrics:
             exposition.show(declared.HEAD_STATE_METRIC, 0, state=state)
         exposition.show(declared.HEAD_STARTED, time.time())
 
-    # -- events ------------------------------------------------------------------------------------------------
-
     def handed_over(self, path: str, size_bytes: int) -> None:
         self.batches[path].inc()
         self.batch_bytes[path].inc(size_bytes)
@@ -68,8 +66,6 @@ class HeadMetrics:
     def publish_refused(self) -> None:
         """A publish was refused before any worker received it."""
         self._results["rejected"].inc()
-
-    # -- gauges ------------------------------------------------------------------------------------------------
 
     def show_state(self, state: str) -> None:
         for name in HEAD_STATES:

@@ -83,7 +83,8 @@ def answer(error: ApiError, path: str, headers: Mapping[str, str] | None = None)
         instance=path,
         **error.members,
     )
-    body = json.dumps(problem.document(), ensure_ascii=False).encode("utf-8", "backslashreplace")
+    document = problem.model_dump(mode="json", exclude_none=True)
+    body = json.dumps(document, ensure_ascii=False).encode("utf-8", "backslashreplace")
     response = Response(body, status_code=error.status, headers=headers, media_type=PROBLEM_JSON)
     if problem.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after_s)))

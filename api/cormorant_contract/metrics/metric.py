@@ -1,6 +1,5 @@
 """One metric, as processes, dashboards, rules and docs use it. Plain data."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -83,7 +82,3 @@ class MetricList(list[Metric]):
 
     def histogram(self, name: str, help_: str, *labels: Label, buckets: tuple[float, ...]) -> Metric:
         return self._declare("histogram", name, help_, labels, buckets=buckets)
-
-
-def by_name(metrics: tuple[Metric, ...]) -> Mapping[str, Metric]:
-    return {name: metric for metric in metrics for name in metric.sample_names}

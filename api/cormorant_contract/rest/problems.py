@@ -1,7 +1,7 @@
 """Errors of the REST API: `application/problem+json` (RFC 9457) with stable types."""
 
 from enum import StrEnum
-from typing import Any, Self
+from typing import Self
 
 from pydantic import ConfigDict
 
@@ -129,7 +129,3 @@ class Problem(Answer):
     def kind(self) -> str:
         """Last part of `type`, to compare with ProblemType; a newer head may send other values."""
         return self.type.removeprefix(TYPE_PREFIX)
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document, without members that are None."""
-        return self.model_dump(mode="json", exclude_none=True)

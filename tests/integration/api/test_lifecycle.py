@@ -22,7 +22,7 @@ from cormorant_api.errors import HeadFault, StoreError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings, bound, listen_early
 from cormorant_client.delivery import decode
-from cormorant_testing.chaos.disk import SmallDisk
+from cormorant_testing.chaos.world import SmallDisk
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.scripts import until, unused_port

@@ -5,7 +5,6 @@ healthy one.
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,22 +37,25 @@ def grows(per_minute: float) -> str:
     return f"0+{per_minute}x{MINUTES}"
 
 
+STEPPED = series("stepped_frames_total", group="cpu")
+STOPS = f"0+60000x60 3600000x{MINUTES - 60}"
+
+
 def state(now: str) -> World:
     return {series("head_state", state=known): always(int(known == now)) for known in STATES}
 
 
 def healthy() -> World:
     """A job that collects, with a learner that publishes every minute."""
-    now = "0+60x300"
     return {
         **state("running"),
-        series("stepped_frames_total", group="cpu"): grows(60000),
+        STEPPED: grows(60000),
         series("frames_total", env="Pong-v5"): grows(60000),
         series("workers", group="cpu", state="desired"): always(4),
         series("workers", group="cpu", state="ready"): always(4),
         series("worker_restarts_total", group="cpu", reason="crash"): always(1),
         series("frames_dropped_total", reason="crash"): always(2048),
-        series("weight_last_applied_timestamp_seconds"): now,
+        series("weight_last_applied_timestamp_seconds"): grows(60),
         series("consumers"): always(1),
         series("weight_update_in_progress"): always(1),
         series("policy_version_published"): grows(1),
@@ -80,15 +82,12 @@ def standing(now: str) -> World:
     return {
         **healthy(),
         **state(now),
-        series("stepped_frames_total", group="cpu"): f"0+60000x60 3600000x{MINUTES - 60}",
+        STEPPED: STOPS,
         series("weight_last_applied_timestamp_seconds"): always(0),
-        series("weight_update_in_progress"): always(1),
         series("policy_version_published"): always(7),
     }
 
 
-STEPPED = series("stepped_frames_total", group="cpu")
-STOPS = f"0+60000x60 3600000x{MINUTES - 60}"
 QUIET: dict[str, World] = {
     "healthy": healthy(),
     "starting": {
@@ -116,7 +115,7 @@ QUIET: dict[str, World] = {
             series("head_state", state=s): ("1x279 0x21" if s == "paused" else "0x279 1x21")
             for s in ("paused", "running")
         },
-        series("stepped_frames_total", group="cpu"): "0x279 0+60000x21",
+        STEPPED: "0x279 0+60000x21",
     },
 }
 FIRES: dict[str, World] = {
@@ -174,23 +173,16 @@ def case(world: World, *, name: str, expected: dict[str, list[dict[str, Any]]]) 
     }
 
 
-def side_by_side(worlds: Mapping[str, World]) -> World:
-    """One Prometheus for all: each has a job and an operator of its name."""
-    return {
-        key.replace('collectorjob="pong"', f'collectorjob="{name}"').replace(
-            'namespace="ops"', f'namespace="{name}"'
-        ): v
-        for name, world in worlds.items()
-        for key, v in world.items()
-    }
-
-
 def test_every_alert_has_a_world_in_which_it_fires() -> None:
     assert set(FIRES) == set(ALERTS)
 
 
 def test_each_alert_fires_in_its_world_and_in_no_healthy_one(tmp_path: Path) -> None:
-    world = side_by_side({alert: healthy() | world for alert, world in FIRES.items()} | QUIET)
+    # One Prometheus for all: each has a job and an operator of its name.
+    world: World = {}
+    for name, one in ({alert: healthy() | fires for alert, fires in FIRES.items()} | QUIET).items():
+        mine = (('collectorjob="pong"', f'collectorjob="{name}"'), ('namespace="ops"', f'namespace="{name}"'))
+        world |= {key.replace(*mine[0]).replace(*mine[1]): values for key, values in one.items()}
     # promtool compares labels and texts of all that is expected. None is: it complains of each alert that fires.
     done = run_promtool(tmp_path, [case(world, name="all", expected={alert: [] for alert in ALERTS})])
     fired = set()

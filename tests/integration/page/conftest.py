@@ -7,6 +7,7 @@ from playwright.sync_api import Browser
 
 from cormorant_testing.browser import chromium
 from cormorant_testing.heads import HeadProcess, write_manifest
+from cormorant_testing.serving import Api
 
 
 @pytest.fixture(scope="module")
@@ -22,3 +23,8 @@ def cartpole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeadProcess]:
     with HeadProcess(manifest, folder / "head", "--workers", "2") as head:
         head.api()
         yield head
+
+
+@pytest.fixture(scope="module")
+def writer(cartpole: HeadProcess) -> Api:
+    return cartpole.api("write")

@@ -16,7 +16,7 @@ from playwright.sync_api import Browser
 
 from cormorant_api.live.moments import report_of
 from cormorant_testing import browser as browser_module
-from cormorant_testing.browser import watching
+from cormorant_testing.browser import Watching, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.commands import Command
 from cormorant_testing.heads import HeadProcess, write_manifest
@@ -35,39 +35,44 @@ def paused(api: Api, owner: str = "tests") -> Iterator[None]:
         api.post("/v1/resume", {"owner": owner})
 
 
-def weights_of(api: Api) -> bytes:
-    """Zeros for every tensor of the policy."""
+def publish_zeros(api: Api) -> int:
+    """Publish zeros for every tensor of the policy; returns the version."""
     tensors = api.get("/v1/models/policy").json["tensors"]
-    assert {tensor["dtype"] for tensor in tensors} == {"F32"}
-    return bytes(safetensors.numpy.save({t["name"]: np.zeros(t["shape"], np.float32) for t in tensors}))
+    zeros = safetensors.numpy.save({t["name"]: np.zeros(t["shape"], np.float32) for t in tensors})
+    published = api.put("/v1/models/policy/weights", zeros, Prefer="wait=60")
+    assert published.status == 200, published.body
+    return int(published.json["version"])
 
 
-def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port, api.token) as watched:
-        until(lambda: api.get("/v1/status").json["episodes"]["count"] > 20)
-        with paused(api):
-            watched.wait_for_text("#phase", "Paused")
-            # Standing still: what the page shows from now on is what the API says now.
-            status, workers = api.get("/v1/status").json, api.get("/v1/workers").json["workers"]
-            watched.wait_for_text("#frames", f"{status['frames']['collected']:,}")
-            watched.wait_for_text("#episodes", f"{status['episodes']['count']:,} episodes")
-            assert watched.text("#job") == "team-a/cartpole"
-            assert watched.text("#worker-count") == "2 of 2"
-            assert watched.text("#epoch") == status["epoch"]
-            assert float(watched.text("#return")) == pytest.approx(status["episodes"]["mean_return"], rel=0.005)
-            assert watched.text("#queue") == f"{min(status['queue']['waiting'], 4)} of 4"
-            watched.wait_for_text("#workers", "paused")
-            rows = watched.evaluate(
-                "[...document.querySelectorAll('#workers tr')].map(r => [...r.cells].map(c => c.textContent))"
-            )
-            assert [(row[0], row[1], row[2], row[3], row[5]) for row in rows] == [
-                (w["id"], w["phase"], str(w["version"]), str(w["lag"]), f"{w['frames']:,}") for w in workers
-            ]
-            assert "resumed" not in watched.text("#events"), "the start is not a resume"
-            # The rate runs out over its window of ten seconds.
-            watched.wait_for_text("#plot-fps output", ": 0 frames per second")
-        watched.assert_clean()
+@pytest.fixture
+def board(writer: Api, browser: Browser) -> Iterator[Watching]:
+    with watching(browser, writer.port, writer.token) as watched:
+        yield watched
+
+
+def test_it_shows_the_numbers_that_the_api_gives(writer: Api, board: Watching) -> None:
+    until(lambda: writer.get("/v1/status").json["episodes"]["count"] > 20)
+    with paused(writer):
+        board.wait_for_text("#phase", "Paused")
+        # Standing still: what the page shows from now on is what the API says now.
+        status, workers = writer.get("/v1/status").json, writer.get("/v1/workers").json["workers"]
+        board.wait_for_text("#frames", f"{status['frames']['collected']:,}")
+        board.wait_for_text("#episodes", f"{status['episodes']['count']:,} episodes")
+        assert board.text("#job") == "team-a/cartpole"
+        assert board.text("#worker-count") == "2 of 2"
+        assert board.text("#epoch") == status["epoch"]
+        assert float(board.text("#return")) == pytest.approx(status["episodes"]["mean_return"], rel=0.005)
+        assert board.text("#queue") == f"{min(status['queue']['waiting'], 4)} of 4"
+        board.wait_for_text("#workers", "paused")
+        rows = board.evaluate(
+            "[...document.querySelectorAll('#workers tr')].map(r => [...r.cells].map(c => c.textContent))"
+        )
+        assert [(row[0], row[1], row[2], row[3], row[5]) for row in rows] == [
+            (w["id"], w["phase"], str(w["version"]), str(w["lag"]), f"{w['frames']:,}") for w in workers
+        ]
+        assert "resumed" not in board.text("#events"), "the start is not a resume"
+        # The rate runs out over its window of ten seconds.
+        board.wait_for_text("#plot-fps output", ": 0 frames per second")
 
 
 def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Browser) -> None:
@@ -97,7 +102,6 @@ def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Bro
                 ranges = watched.text("#statistics-ranges")
                 assert ranges.startswith("the policy acts with 0; observation: mean ")
                 assert "; next/reward: mean " in ranges
-            watched.assert_clean()
 
 
 def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser) -> None:
@@ -119,7 +123,6 @@ def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser
             with paused(api):
                 # The rate runs out over its window of ten seconds.
                 watched.wait_for_text("#servers", "0 rows/s")
-            watched.assert_clean()
 
 
 def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None:
@@ -131,56 +134,48 @@ def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None
             watched.wait_for_text("#frames-title", "Episodes played")
             watched.wait_for_text("#target", "of 4,000")
             assert watched.evaluate("document.getElementById('statistics-tile').hidden") is True
-            watched.assert_clean()
 
 
-def test_it_pauses_a_real_job_and_lets_it_go_on(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port, api.token) as watched, watching(browser, api.port, api.token) as other:
+def test_it_pauses_a_real_job_and_lets_it_go_on(writer: Api, browser: Browser) -> None:
+    with watching(browser, writer.port, writer.token) as watched, watching(browser, writer.port, writer.token) as other:
         watched.page.get_by_role("button", name="Pause", exact=True).click()
-        until(lambda: api.get("/v1/pauses").json["state"] == "paused")
-        (lease,) = api.get("/v1/pauses").json["leases"]
+        until(lambda: writer.get("/v1/pauses").json["state"] == "paused")
+        (lease,) = writer.get("/v1/pauses").json["leases"]
         assert (lease["owner"], lease["reason"]) == ("page", "from the live page")
         watched.wait_for_text("#phase", "Paused")
         watched.wait_for_text("#leases", "Paused by page until")
-        stepped = api.get("/v1/status").json["frames"]["stepped"]
+        stepped = writer.get("/v1/status").json["frames"]["stepped"]
         time.sleep(1)
-        assert api.get("/v1/status").json["frames"]["stepped"] == stepped
+        assert writer.get("/v1/status").json["frames"]["stepped"] == stepped
         # Another person's page ends it.
         other.page.get_by_role("button", name="Resume", exact=True).click()
-        until(lambda: api.get("/v1/status").json["frames"]["stepped"] > stepped)
+        until(lambda: writer.get("/v1/status").json["frames"]["stepped"] > stepped)
         watched.wait_for_text("#phase", "Running")
         watched.wait_for_text("#events", "resumed")
         # Somebody else's lease has a button of its own, and is text whatever it says.
-        api.post("/v1/pauses", {"owner": "evaluation", "reason": "<img src=x onerror=alert(1)>", "wait_seconds": 0})
+        writer.post("/v1/pauses", {"owner": "evaluation", "reason": "<img src=x onerror=alert(1)>", "wait_seconds": 0})
         watched.wait_for_text("#leases", "Paused by evaluation")
         watched.wait_for_text("#leases", "<img src=x onerror=alert(1)>")
         watched.page.get_by_role("button", name="End the pause of evaluation").click()
-        until(lambda: api.get("/v1/pauses").json["state"] == "running")
-        watched.assert_clean()
+        until(lambda: writer.get("/v1/pauses").json["state"] == "running")
 
 
-def test_weights_have_a_history_with_receipts(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port, api.token) as watched:
-        published = api.put("/v1/models/policy/weights", weights_of(api), Prefer="wait=60")
-        assert published.status == 200, published.body
-        version = published.json["version"]
-        watched.wait_for_text("#version", str(version))
-        row = watched.page.get_by_role("row").filter(has=watched.page.get_by_role("button", name=f"Version {version},"))
-        row.wait_for()
-        watched.page.wait_for_function("() => document.querySelector('#updates tr').textContent.includes('applied')")
-        assert "2 of 2" in row.inner_text()
-        button = row.get_by_role("button")
-        assert button.get_attribute("aria-expanded") == "false"
-        button.click()
-        watched.wait_for_text(f"#receipts-u{version}", "cpu-1: applied")
-        receipts = {r["worker"]: r for r in api.get(f"/v1/updates/u{version}").json["receipts"]}
-        shown = watched.text(f"#receipts-u{version}")
-        assert {line.split(":")[0] for line in shown.splitlines()} == set(receipts)
-        button.click()
-        assert watched.page.locator(f"#receipts-u{version}").is_hidden()
-        watched.assert_clean()
+def test_weights_have_a_history_with_receipts(writer: Api, board: Watching) -> None:
+    version = publish_zeros(writer)
+    board.wait_for_text("#version", str(version))
+    row = board.page.get_by_role("row").filter(has=board.page.get_by_role("button", name=f"Version {version},"))
+    row.wait_for()
+    board.page.wait_for_function("() => document.querySelector('#updates tr').textContent.includes('applied')")
+    assert "2 of 2" in row.inner_text()
+    button = row.get_by_role("button")
+    assert button.get_attribute("aria-expanded") == "false"
+    button.click()
+    board.wait_for_text(f"#receipts-u{version}", "cpu-1: applied")
+    receipts = {r["worker"]: r for r in writer.get(f"/v1/updates/u{version}").json["receipts"]}
+    shown = board.text(f"#receipts-u{version}")
+    assert {line.split(":")[0] for line in shown.splitlines()} == set(receipts)
+    button.click()
+    assert board.page.locator(f"#receipts-u{version}").is_hidden()
 
 
 def test_a_read_token_watches_and_does_not_pause(cartpole: HeadProcess, browser: Browser) -> None:
@@ -192,7 +187,6 @@ def test_a_read_token_watches_and_does_not_pause(cartpole: HeadProcess, browser:
         button.click(force=True)
         watched.wait_for_text("#trouble", "pausing needs the write token")
         assert api.get("/v1/pauses").json["leases"] == []
-        watched.assert_clean()
 
 
 def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess, browser: Browser) -> None:
@@ -213,7 +207,6 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         watched.page.locator("#sign-in").wait_for()
         assert watched.page.locator("#board").is_hidden()
         assert watched.evaluate("sessionStorage.length") == 0
-        watched.assert_clean()
 
 
 def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) -> None:
@@ -242,7 +235,6 @@ def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) 
             watched.wait_for_text("#learners-note", "1 not acknowledged yet, the oldest for")
             assert "capacityBatches: 2" in watched.evaluate("document.querySelector('#manifest').textContent")
             watched.wait_for_text("#log", "head_ready")
-            watched.assert_clean()
     finally:
         command.interrupt()
         command.process.communicate(timeout=60)
@@ -251,8 +243,7 @@ def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) 
 def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("write")
     drawn = "document.querySelectorAll('{} {}').length"
-    if api.get("/v1/models/policy").json["version"] == 0:
-        api.put("/v1/models/policy/weights", weights_of(api))  # without a publish there is no lag to draw
+    publish_zeros(api)  # without a publish there is no lag to draw
     with watching(browser, api.port, api.token) as watched:
         # Progress and the time left.
         watched.wait_for_text("#target", "of 1,000,000,000,000 (0.0 %), about ")
@@ -283,19 +274,17 @@ def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: He
         assert shown
         assert all("warning: " in line or "error: " in line for line in shown)
         watched.wait_for_text("#worker-count", "2 of 2")
-        watched.assert_clean()
 
 
 # -- for everybody ---------------------------------------------------------------------------------------------
 
 
-def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port) as watched:
+def test_the_keyboard_is_enough(writer: Api, browser: Browser) -> None:
+    with watching(browser, writer.port) as watched:
         press = watched.page.keyboard.press
         watched.page.locator("#sign-in").wait_for()
         assert watched.evaluate("document.activeElement.id") == "token", "one can type at once"
-        watched.page.keyboard.type(api.token)
+        watched.page.keyboard.type(writer.token)
         press("Enter")
         watched.page.locator("#board").wait_for()
 
@@ -311,11 +300,11 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
         watched.page.locator("body").press("Home")
         tab_to("#pause")
         press("Enter")
-        until(lambda: [lease["owner"] for lease in api.get("/v1/pauses").json["leases"]] == ["page"])
+        until(lambda: [lease["owner"] for lease in writer.get("/v1/pauses").json["leases"]] == ["page"])
         watched.wait_for_text("#pause", "Resume")
         assert watched.evaluate("document.activeElement.id") == "pause", "news do not take the focus away"
         press("Space")
-        until(lambda: api.get("/v1/pauses").json["leases"] == [])
+        until(lambda: writer.get("/v1/pauses").json["leases"] == [])
         watched.wait_for_text("#phase", "Running")
         tab_to("#plot-fps svg")
         press("Home")
@@ -332,7 +321,6 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
         assert watched.evaluate("document.activeElement.getAttribute('aria-valuetext')") == oldest
         press("End")
         assert watched.text("#plot-shares output") != oldest
-        watched.assert_clean()
 
 
 AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
@@ -340,12 +328,10 @@ AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("place", ["sign-in", "board"])
-def test_everybody_can_read_it(cartpole: HeadProcess, browser: Browser, scheme: Any, place: str) -> None:
-    api = cartpole.api("write")
-    if api.get("/v1/models/policy").json["version"] == 0:
-        api.put("/v1/models/policy/weights", weights_of(api))
-    token = api.token if place == "board" else ""
-    with watching(browser, api.port, token, color_scheme=scheme) as watched:
+def test_everybody_can_read_it(writer: Api, browser: Browser, scheme: Any, place: str) -> None:
+    publish_zeros(writer)
+    token = writer.token if place == "board" else ""
+    with watching(browser, writer.port, token, color_scheme=scheme) as watched:
         if place == "sign-in":
             watched.enter("x" * 40)
             watched.wait_for_text("#sign-in-error", "invalid token")
@@ -367,33 +353,30 @@ def test_everybody_can_read_it(cartpole: HeadProcess, browser: Browser, scheme: 
         assert (max(map(int, re.findall(r"\d+", dark)[:3])) < 60) == (scheme == "dark")
 
 
-def test_a_screen_reader_hears_what_changes_and_not_every_number(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port, api.token) as watched:
-        watched.wait_for_text("#phase", "Running")
-        # Both live regions, watched for all that is said in them.
-        watched.evaluate(
-            """() => {
-              window.said = [];
-              for (const id of ["said", "trouble"])
-                new MutationObserver(() => window.said.push(document.getElementById(id).textContent))
-                  .observe(document.getElementById(id), {childList: true, characterData: true, subtree: true});
-            }"""
-        )
-        frames = watched.text("#frames")
-        watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=frames)
-        time.sleep(2)
-        assert watched.evaluate("window.said") == []
-        with paused(api):
-            watched.wait_for_text("#said", "cartpole: Paused.")
-        watched.wait_for_text("#said", "cartpole: Running.")
-        assert watched.evaluate("window.said") == ["cartpole: Paused.", "cartpole: Running."]
+def test_a_screen_reader_hears_what_changes_and_not_every_number(writer: Api, board: Watching) -> None:
+    board.wait_for_text("#phase", "Running")
+    # Both live regions, board for all that is said in them.
+    board.evaluate(
+        """() => {
+          window.said = [];
+          for (const id of ["said", "trouble"])
+            new MutationObserver(() => window.said.push(document.getElementById(id).textContent))
+              .observe(document.getElementById(id), {childList: true, characterData: true, subtree: true});
+        }"""
+    )
+    frames = board.text("#frames")
+    board.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=frames)
+    time.sleep(2)
+    assert board.evaluate("window.said") == []
+    with paused(writer):
+        board.wait_for_text("#said", "cartpole: Paused.")
+    board.wait_for_text("#said", "cartpole: Running.")
+    assert board.evaluate("window.said") == ["cartpole: Paused.", "cartpole: Running."]
 
 
 @pytest.mark.parametrize("width", [320, 480, 760])
-def test_a_narrow_window_has_it_all(cartpole: HeadProcess, browser: Browser, width: int) -> None:
-    api = cartpole.api("write")
-    with watching(browser, api.port, api.token, viewport={"width": width, "height": 800}) as watched:
+def test_a_narrow_window_has_it_all(writer: Api, browser: Browser, width: int) -> None:
+    with watching(browser, writer.port, writer.token, viewport={"width": width, "height": 800}) as watched:
         watched.wait_for_text("#phase", "Running")
         assert watched.evaluate("document.documentElement.scrollWidth") <= width
         for name in ("#pause", "#plot-fps svg", "#plot-return svg"):

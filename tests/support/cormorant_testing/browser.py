@@ -14,7 +14,6 @@ from cormorant_testing.needs import lacks
 FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WAIT_MS = 120_000
 """As long as a head may take to start on a busy machine."""
-_OUR_SCHEMES = ("blob", "data")
 
 
 @contextmanager
@@ -73,21 +72,18 @@ class Watching:
         """How many requests there were to addresses with this part."""
         return sum(part in url for url in self.requests)
 
-    def assert_clean(self, *, may_fail: tuple[str, ...] = ("401",)) -> None:
-        """Nothing left the origin, no script failed, nothing was refused. Answers that a test provokes may be named."""
-        strangers = [
-            url
-            for url in self.requests
-            if not url.startswith(f"{self.origin}/") and urlsplit(url).scheme not in _OUR_SCHEMES
-        ]
-        assert strangers == []
-        assert [error for error in self.errors if not any(part in error for part in may_fail)] == []
-
 
 @contextmanager
-def watching(browser: Browser, port: int, token: str = "", **options: Any) -> Iterator[Watching]:
+def watching(
+    browser: Browser, port: int, token: str = "", *, may_fail: tuple[str, ...] = ("401",), **options: Any
+) -> Iterator[Watching]:
+    """In the block nothing leaves the origin, no script fails and nothing is refused but answers that `may_fail`."""
     context = browser.new_context(**options)
     try:
-        yield Watching(context, port).open(token)
+        watched = Watching(context, port).open(token)
+        yield watched
+        urls = [urlsplit(url) for url in watched.requests if not url.startswith(f"{watched.origin}/")]
+        assert [url.geturl() for url in urls if url.scheme not in ("blob", "data")] == []
+        assert [error for error in watched.errors if not any(part in error for part in may_fail)] == []
     finally:
         context.close()

@@ -9,11 +9,10 @@ from charts.monitoring.expressions import ALERTS, RECORDINGS, Alert
 from charts.monitoring.rule_file import RUNBOOKS, rules
 
 from cormorant_contract.metrics import ALL_METRICS
-from cormorant_contract.metrics.metric import by_name
 from cormorant_testing.prometheus import check_labels, grouping, selectors
 
 ROOT = Path(__file__).resolve().parents[3]
-KNOWN = {name: metric.label_names for name, metric in by_name(ALL_METRICS).items()}
+KNOWN = {name: metric.label_names for metric in ALL_METRICS for name in metric.sample_names}
 RECORDED = {rule.record: grouping(rule.expr) for rule in RECORDINGS}
 RULES = [(rule.record, rule.expr) for rule in RECORDINGS] + [(alert.alert, alert.expr) for alert in ALERTS]
 NAMES = [alert.alert for alert in ALERTS]

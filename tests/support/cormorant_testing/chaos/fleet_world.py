@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 
 from cormorant_contract.errors import BatchTimeout
-from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.judge import Finding, compare, extract
 from cormorant_testing.chaos.plan import Plan
-from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
-from cormorant_testing.chaos.world import CONTROL_S, HANG_S, STARTUP_S, World
+from cormorant_testing.chaos.world import CONTROL_S, HANG_S, LIMIT_S, STARTUP_S, SmallDisk, Watch, World, within
 from cormorant_testing.checked_loop import check_every_turn
 from cormorant_testing.fleets import open_on
 from cormorant_testing.policies import numbered

@@ -16,11 +16,9 @@ import psutil
 import yaml
 
 from cormorant_client import BatchGone, connect
-from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.judge import Finding, Judge, compare
 from cormorant_testing.chaos.plan import Plan
-from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
-from cormorant_testing.chaos.world import CONTROL_S, World
+from cormorant_testing.chaos.world import CONTROL_S, LIMIT_S, SmallDisk, Watch, World, within
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import environment, unused_port
 from cormorant_testing.serving import Reply, weights_file
@@ -319,11 +317,6 @@ class HeadWorld(World):
 
     def _eater(self, amount: float) -> None:
         """A consumer takes batches, and is killed."""
-        eater = self._start_eater()
-        time.sleep(amount)
-        eater.kill()
-
-    def _start_eater(self) -> "subprocess.Popen[str]":
         memory = "auto" if self._plan.maps else "never"
         url = f"http://127.0.0.1:{self._ports[0]}"
         eater = subprocess.Popen(
@@ -333,7 +326,8 @@ class HeadWorld(World):
         self._eaters.append(eater)
         assert eater.stdout is not None
         within(self._calm_s, "a consumer's first batch", eater.stdout.readline)
-        return eater
+        time.sleep(amount)
+        eater.kill()
 
     def _freeze_head(self, amount: float) -> None:
         """The head is frozen; it blames no worker for it."""

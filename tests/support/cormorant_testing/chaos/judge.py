@@ -97,10 +97,6 @@ class Judge:
         f = {key: np.concatenate([frames[key] for frames in self._kept]) for key in self._kept[0]}
         order = np.lexsort((f["obs"][:, STEP], f["traj"]))
         f = {key: values[order] for key, values in f.items()}
-        self._check_trajectories(f)
-        self._check_streams(f)
-
-    def _check_trajectories(self, f: dict[str, Array]) -> None:
         obs, same = f["obs"], f["traj"][1:] == f["traj"][:-1]
         gap = np.diff(obs[:, STEP])
         follows = same & (gap == 1)
@@ -122,8 +118,6 @@ class Judge:
                     f"trajectory {int(f['traj'][i])} {name} ({at.size} places); one frame is {obs[i]}, the next "
                     f"{obs[i + 1]}; versions {f['version'][i]}, {f['version'][i + 1]}"
                 )
-
-    def _check_streams(self, f: dict[str, Array]) -> None:
         began = f["next"][f["next"][:, BORN] == 0]
         pairs = np.unique(began[:, [SEED, LIFE]], axis=0)
         seeds, lives = np.unique(pairs[:, 0], return_counts=True)

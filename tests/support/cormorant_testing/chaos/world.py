@@ -1,14 +1,22 @@
-"""A schedule on either door: what happens to workers, whoever asks them."""
+"""A schedule on either door: what happens to workers, whoever asks them. Control calls have a limit, and a world may
+have a small disk of its own, which fills up and is freed.
+"""
 
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
-from cormorant_testing.chaos.disk import SmallDisk
-from cormorant_testing.chaos.judge import Judge
+from cormorant_testing.chaos.judge import Finding, Judge
 from cormorant_testing.chaos.plan import Plan
+from cormorant_testing.scripts import Repeated
 
 CALM_S = {"local": 150.0, "ray": 300.0}
 """By engine: a worker that was frozen while it was built is found out after STARTUP_S."""
@@ -84,3 +92,103 @@ class World:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
         return pid
+
+
+T = TypeVar("T")
+LIMIT_S = 40.0
+"""For one control call: far more than its own limits, on a busy machine."""
+
+
+def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
+    """Call something in a thread of its own.
+
+    Raises:
+        Finding: it did not return in time.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name=f"call: {what}", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if thread.is_alive():
+        raise Finding(f"{what} did not return within {limit_s:.0f} s\n{stacks()}")
+    if errors:
+        raise errors[0]
+    return results[0]
+
+
+def stacks() -> str:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    found = []
+    for ident, frame in sys._current_frames().items():
+        lines = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)[-8:]]
+        found.append(f"-- {names.get(ident, ident)}: {' > '.join(lines)}")
+    return "\n".join(found)
+
+
+class Watch(Repeated):
+    """Calls something again and again until it is closed; keeps what went wrong first."""
+
+    def __init__(self, what: str, call: Callable[[], object]) -> None:
+        super().__init__(self._look, every_s=0.5)
+        self._what, self._watched = what, call
+        self._error: BaseException | None = None
+
+    def _look(self) -> None:
+        try:
+            if self._error is None:
+                within(LIMIT_S, self._what, self._watched)
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
+            self._error = error
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+_BYTES = 32 << 20
+_MAKE_FS = ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal")
+
+
+class SmallDisk:
+    """An ext4 in a file, mounted on `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ballast = folder / "ballast"
+        self._image = folder.with_name(f"{folder.name}.img")
+        with self._image.open("wb") as file:
+            file.truncate(_BYTES)
+        mount = ("mount", "-o", "loop", str(self._image), str(folder))
+        self.is_there = _did(*_MAKE_FS, str(self._image)) and _did(*mount)
+        """False: this process may not mount one."""
+
+    def fill(self) -> None:
+        with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while file.write(b"\1" * size):
+                        pass
+
+    def free(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """May be called twice."""
+        if self.is_there:
+            self.is_there = False
+            _did("umount", "--lazy", str(self._folder))
+        self._image.unlink(missing_ok=True)
+
+
+def _did(*command: str) -> bool:
+    with suppress(FileNotFoundError):
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return False
