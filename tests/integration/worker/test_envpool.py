@@ -11,7 +11,7 @@ from cormorant_testing.pools import ByHand
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.errors import EnvBuildError, InvalidAction, PolicyMismatch, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, ManifestError, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.policy.random_actor import RandomActor
@@ -20,16 +20,9 @@ from cormorant_worker.weights.staged import StagedWeights
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds
 
 
-def job_of(
-    task: str, num_envs: int, *, policy: str = "", limit: int = 0, collection: dict | None = None, **more: Any
-) -> Any:
-    kwargs = more.pop("kwargs", {})
-    block: dict[str, Any] = {
-        "envpool": {"taskId": task, "numEnvs": num_envs, "numThreads": 1, "kwargs": kwargs, **more}
-    }
-    if limit:
-        block["maxEpisodeSteps"] = limit
-    frames = {"framesPerBatch": num_envs * 20, **(collection or {})}
+def job_of(task: str, num_envs: int, *, policy: str = "", limit: int = 0, **more: Any) -> Any:
+    frames = {"framesPerBatch": num_envs * 20, **more.pop("collection", {})}
+    block = {"envpool": {"taskId": task, "numEnvs": num_envs, "numThreads": 1, **more}, "maxEpisodeSteps": limit}
     return make_job(env=block, policy=policy, collection=frames)
 
 
@@ -160,20 +153,17 @@ def test_aborting_actions_never_reach_the_pool() -> None:
 
 
 def test_what_envpool_does_not_know_is_refused_with_a_near_match() -> None:
-    def check(task: str, **kwargs: Any) -> None:
-        EnvPoolTask(task_id=task, kwargs=kwargs).check()
-
+    for kwargs, words in (
+        ({"frameskip": 4}, "Pong-v5 has no such argument; did you mean frame_skip"),
+        ({"num_envs": 4}, r"it is set by spec.env.envpool.numEnvs; remove it here"),
+        ({"max_num_players": 2}, "it is set by the task; remove it here"),
+        ({"frame_skip": "four"}, r"EnvPool cannot build Pong-v5 with \{'frame_skip': 'four'\}"),
+    ):
+        with pytest.raises(EnvBuildError, match=words):
+            EnvPoolTask(task_id="Pong-v5", kwargs=kwargs).check()
     with pytest.raises(UnknownEnv, match=r'no task "CartPole-v7"; did you mean CartPole-v'):
-        check("CartPole-v7")
-    with pytest.raises(EnvBuildError, match="Pong-v5 has no such argument; did you mean frame_skip"):
-        check("Pong-v5", frameskip=4)
-    with pytest.raises(EnvBuildError, match=r"it is set by spec.env.envpool.numEnvs; remove it here"):
-        check("Pong-v5", num_envs=4)
-    with pytest.raises(EnvBuildError, match="it is set by the task; remove it here"):
-        check("Pong-v5", max_num_players=2)
-    with pytest.raises(EnvBuildError, match=r"EnvPool cannot build Pong-v5 with \{'frame_skip': 'four'\}"):
-        check("Pong-v5", frame_skip="four")
-    check("Pong-v5", frame_skip=4, episodic_life=True)
+        EnvPoolTask(task_id="CartPole-v7", kwargs={}).check()
+    EnvPoolTask(task_id="Pong-v5", kwargs={"frame_skip": 4, "episodic_life": True}).check()
 
 
 def test_a_restored_collector_begins_new_episodes_under_new_ids() -> None:
@@ -189,8 +179,6 @@ def test_a_restored_collector_begins_new_episodes_under_new_ids() -> None:
 
 
 def test_pools_that_are_under_way_refuse_what_needs_a_standstill() -> None:
-    from cormorant_worker.errors import EnvError, ManifestError
-
     with make_collector(job_of("CartPole-v1", 4, batchSize=2)) as collector:
         with pytest.raises(EnvError, match="set batchSize: 0"):
             collector.collect(num_episodes=3)

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,8 +127,6 @@ def info_of(episode: int, step: int, echoed: float, *, ended: bool) -> dict[str,
 class Moment:
     """What one step must return."""
 
-    episode: int
-    step: int
     obs: Any
     """What to act on next: after the end of an episode, the first observation of the next."""
     final: Any
@@ -151,9 +149,7 @@ class Oracle:
     @classmethod
     def of(cls, seed: int, options: Mapping[str, Any]) -> "Oracle":
         """The oracle of an environment with these options; those that it does not know are ignored."""
-        known = {
-            name: value for name, value in options.items() if name in {"lengths", "longest", "ends", "observation"}
-        }
+        known = {name: options[name] for name in ("lengths", "longest", "ends", "observation") if name in options}
         if isinstance(known.get("lengths"), int):
             known["lengths"] = (known["lengths"],)
         return cls(seed=seed, **known)
@@ -172,24 +168,16 @@ class Oracle:
         """The observation after `step` steps, the last of them with `action`."""
         return observe(self.observation, self.ident, episode, step, 0.0 if action is None else echo(action))
 
-    def flags(self, episode: int) -> tuple[bool, bool]:
-        """(terminated, truncated) at the last step of an episode."""
-        ends = ("terminate", "truncate")[episode % 2] if self.ends == "alternate" else self.ends
-        return ends in {"terminate", "both"}, ends in {"truncate", "both"}
-
     def moment(self, episode: int, step: int, action: Any) -> Moment:
         """What the `step`-th step (from 1) of an episode (from 0) must return."""
-        ended = step >= self.length(episode)
-        terminated, truncated = self.flags(episode) if ended else (False, False)
-        obs = self.obs(episode, step, action)
+        ended, obs = step >= self.length(episode), self.obs(episode, step, action)
+        ends = ("terminate", "truncate")[episode % 2] if self.ends == "alternate" else self.ends
         return Moment(
-            episode=episode,
-            step=step,
             obs=self.obs(episode + 1, 0) if ended else obs,
             final=obs if ended else None,
             reward=reward_of(episode, step),
-            terminated=terminated,
-            truncated=truncated,
+            terminated=ended and ends in {"terminate", "both"},
+            truncated=ended and ends in {"truncate", "both"},
         )
 
 
@@ -242,7 +230,7 @@ class _Counts:
     step: int = 0
     total: int = 0
     """Steps of this object, over all episodes."""
-    echoed: float = field(default=0.0)
+    echoed: float = 0.0
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
@@ -271,14 +259,10 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         busy_s: float = 0.0,
         shown: Mapping[str, Any] = {},
     ) -> None:
-        self._extra_info = dict(shown)
         self._lengths = (lengths,) if isinstance(lengths, int) else tuple(lengths)
-        self._longest = longest
-        self._ends: Ends = ends
-        self._kind = observation
+        self._oracle = Oracle(seed=0, lengths=self._lengths, longest=longest, ends=ends, observation=observation)
         self._failures = [Failure(**failure) for failure in failures]
-        self._step_s = step_s
-        self._busy_s = busy_s
+        self._step_s, self._busy_s, self._extra_info = step_s, busy_s, dict(shown)
         self._counts = _Counts()
         self.observation_space = OBSERVATION_SPACES[observation]
         self.action_space = ACTION_SPACES[action]
@@ -297,16 +281,14 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         if not self.action_space.contains(action):
             raise TypeError(f"{action!r} ({type(action).__name__}) is not in {self.action_space}")
         counts = self._counts
-        counts.step += 1
-        counts.total += 1
-        counts.echoed = echo(action)
+        counts.step, counts.total, counts.echoed = counts.step + 1, counts.total + 1, echo(action)
         hurt = self._fail("step")
         if self._step_s:
             time.sleep(self._step_s)
         until = time.perf_counter() + self._busy_s
         while self._busy_s and time.perf_counter() < until:
             pass
-        moment = self._oracle().moment(counts.episode, counts.step, action)
+        moment = replace(self._oracle, seed=counts.seed or 0).moment(counts.episode, counts.step, action)
         info = info_of(counts.episode, counts.step, counts.echoed, ended=moment.final is not None)
         return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, info | self._extra_info
 
@@ -315,28 +297,16 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         return {"seed": c.seed, "counts": np.array([c.episode, c.step, c.total]), "echoed": c.echoed}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        episode, step, total = (int(n) for n in state["counts"])
-        self._counts = _Counts(
-            seed=state["seed"], episode=episode, step=step, total=total, echoed=float(state["echoed"])
-        )
-
-    def _oracle(self) -> Oracle:
-        return Oracle(
-            seed=self._counts.seed or 0,
-            lengths=self._lengths,
-            longest=self._longest,
-            ends=self._ends,
-            observation=self._kind,
-        )
+        self._counts = _Counts(state["seed"], *map(int, state["counts"]), float(state["echoed"]))
 
     def _observe(self, hurt: str) -> Any:
-        counts = self._counts
-        ident = (counts.seed or 0) % IDENT_MODULUS
-        if hurt == "nan":
-            return observe(self._kind, ident, counts.episode, counts.step, float("nan"))
         if hurt == "shape":
             return np.zeros(99, np.float32)
-        return observe(self._kind, ident, counts.episode, counts.step, counts.echoed)
+        counts = self._counts
+        echoed = float("nan") if hurt == "nan" else counts.echoed
+        return observe(
+            self._oracle.observation, (counts.seed or 0) % IDENT_MODULUS, counts.episode, counts.step, echoed
+        )
 
     def _fail(self, at: str) -> str:
         for failure in self._failures:

@@ -5,7 +5,7 @@ import pytest
 
 from cormorant import make_collector, open_fleet
 from cormorant_worker.entrypoints import load_object
-from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError
 from cormorant_worker.policy.actor import load_policy
 from cormorant_worker.scripted import Scripted
 from manifest_making import collector_job
@@ -125,8 +125,3 @@ def test_main_in_an_entrypoint_gets_a_remedy() -> None:
     space = gymnasium.spaces.Discrete(2)
     with pytest.raises(PolicyLoadError, match=r"names the script itself.*policy_factory"):
         load_policy("__main__:make", {}, space, space)
-
-
-def test_atari_of_gymnasium_names_the_package_to_import() -> None:
-    with pytest.raises(UnknownEnv, match=r"install and write that package .*ale_py:ALE/Pong-v5"):
-        make_collector(env="ALE/Pong-v5")

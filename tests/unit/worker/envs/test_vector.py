@@ -13,12 +13,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.echo_torch import TorchEchoes
-from cormorant_testing.vectors import transitions
+from cormorant_testing.vectors import step_times, transitions
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import OneRow
-from cormorant_worker.envs.protocol import EVERY_ROW, Step
 from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, ManifestError
 from cormorant_worker.launch import make_collector
@@ -33,8 +32,8 @@ def made(make: Callable[..., Any], **kwargs: Any) -> GymVectorEnv:
     return GymVectorEnv(VectorSource(make=make, kwargs={}), seeds=SEEDS, **kwargs)
 
 
-def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, **kwargs: Any) -> Any:
-    return kind([EchoEnv] * num_envs, **kwargs)
+def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, env: Any = EchoEnv, **kwargs: Any) -> Any:
+    return kind([env] * num_envs, **kwargs)
 
 
 def play(env: Any, steps: int) -> list[list[tuple[Any, ...]]]:
@@ -112,17 +111,6 @@ class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
         self.buffer[rows, 2] = 0
 
 
-def _no_actions(env: GymVectorEnv) -> Any:
-    return np.zeros((N, *env.action_space.shape), env.action_space.dtype)
-
-
-def run(env: GymVectorEnv, *, steps: int) -> Step:
-    for _ in range(steps):
-        env.send((_no_actions(env),), EVERY_ROW)
-        step = env.recv()
-    return step
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -136,7 +124,7 @@ def test_lost_final_observations_are_refused(arguments: Mapping[str, Any], sente
     env = made(partial(Batched, **arguments))
     env.start()
     with pytest.raises(EnvCrashed, match=sentence):
-        run(env, steps=20)
+        step_times(env, 20)
 
 
 class ReusingEnv(EchoEnv):
@@ -153,10 +141,7 @@ class ReusingEnv(EchoEnv):
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", MODES)
 def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
-    def make(num_envs: int) -> Any:
-        return kind([ReusingEnv] * num_envs, autoreset_mode=mode)
-
-    with closing(made(make, info=INFO)) as env:
+    with closing(made(partial(echoes, kind=kind, env=ReusingEnv, autoreset_mode=mode), info=INFO)) as env:
         if mode == "SameStep":
             with pytest.raises(EnvCrashed, match="make it with autoreset_mode NEXT_STEP"):
                 play(env, 20)
@@ -165,19 +150,15 @@ def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
             np.testing.assert_array_equal([f[5] for f in frames], [f[5] for f in reference(frames, SEEDS[row])])
 
 
-def test_modes_that_are_not_declared_are_found_by_playing() -> None:
-    for does in ("NextStep", "SameStep"):
-        env = made(partial(_undeclared, does=does))
-        assert env._mode.value == does
+@pytest.mark.parametrize("does", ["NextStep", "SameStep"])
+def test_modes_that_are_not_declared_are_found_by_playing(does: str) -> None:
+    assert made(partial(_undeclared, does=does))._mode.value == does
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (
-            {"does": "SameStep", "final": ""},
-            "declares no autoreset_mode.*resets in the same step and gives no final_obs",
-        ),
+        ({"does": "SameStep", "final": ""}, "declares no autoreset_mode.*in the same step and gives no final_obs"),
         ({"does": "Disabled"}, "declares no autoreset_mode.*or not at all"),
         ({"does": "NextStep", "mode": "sometimes"}, "declares the autoreset_mode 'sometimes'; known: NEXT_STEP"),
         ({"does": "Disabled", "mode": "Disabled"}, "does not reset the rows of the mask alone: it resets every row"),
@@ -248,7 +229,7 @@ class NoMap(EchoEnv):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_an_error_of_the_first_reset_is_told(kind: Any) -> None:
     with pytest.raises(EnvCrashed, match="raised ValueError in a reset: cannot find the map; fix the environment"):
-        make_collector(env=lambda num_envs: kind([NoMap] * num_envs), num_envs=2)
+        make_collector(env=partial(echoes, kind=kind, env=NoMap), num_envs=2)
 
 
 class Told(SyncVectorEnv):
@@ -260,7 +241,7 @@ class Told(SyncVectorEnv):
 
 
 def test_infos_of_all_rows_are_those_of_one() -> None:
-    source = VectorSource(make=lambda num_envs: Told([EchoEnv] * num_envs), kwargs={})
+    source = VectorSource(make=partial(echoes, kind=Told), kwargs={})
     row = OneRow(GymVectorEnv(source, seeds=(0,), info=[InfoField(key="log.of")]))
     row.reset(seed=1)
     *_, info = row.step(np.zeros(2, np.float32))
@@ -270,7 +251,7 @@ def test_infos_of_all_rows_are_those_of_one() -> None:
 
 def test_an_info_of_all_environments_at_once_is_refused() -> None:
     with pytest.raises(EnvError, match=r"fps in info of shape \(\) for 2 environments"):
-        make_collector(env=lambda num_envs: Told([EchoEnv] * num_envs), num_envs=2, info=["fps"])
+        make_collector(env=partial(echoes, kind=Told), num_envs=2, info=["fps"])
 
 
 @pytest.mark.parametrize("name", ["resetAtEachBatch", "maxFramesPerTrajectory"])
@@ -361,14 +342,13 @@ def test_what_does_not_fit_is_refused(what: str, sentence: str) -> None:
     env = made(partial(Misfit, what=what))
     env.start()
     with pytest.raises(EnvCrashed, match=sentence):
-        run(env, steps=1)
+        step_times(env, 1)
 
 
 @pytest.mark.parametrize(
     ("space", "remedy"),
     [
         (gymnasium.spaces.Text(5), "encode the text as a MultiDiscrete of token ids"),
-        (gymnasium.spaces.Sequence(gymnasium.spaces.Discrete(3)), "pad the sequence to a fixed length"),
         (gymnasium.spaces.Graph(gymnasium.spaces.Discrete(3), None), "pad nodes and edges to Boxes of a fixed size"),
     ],
 )
@@ -399,14 +379,10 @@ class EchoDict(EchoEnv):
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, TorchEchoes])
 @pytest.mark.parametrize("mode", MODES)
 def test_nested_observations(kind: Any, mode: str) -> None:
-    def make(num_envs: int) -> Any:
-        return kind([EchoDict] * num_envs, autoreset_mode=mode)
-
-    with closing(made(make)) as env:
+    with closing(made(partial(echoes, kind=kind, env=EchoDict, autoreset_mode=mode))) as env:
         env.start()
         for _ in range(30):
-            env.send((np.zeros((N, 2), np.float32),), EVERY_ROW)
-            step = env.recv()
+            step = step_times(env, 1)
             for leaves, positions in ((step.obs, np.arange(N)), (step.final, step.ended)):
                 np.testing.assert_array_equal(leaves[1][:, 2], leaves[0] / echo_env.STEPS)
                 assert len(leaves[0]) == len(positions)
@@ -418,10 +394,10 @@ def test_a_process_that_is_killed_ends_its_vector_environment(monkeypatch: pytes
     monkeypatch.setattr(flat_vector, "STEP_LIMIT_S", 0.5)
     env = made(partial(echoes, kind=AsyncVectorEnv))
     env.start()
-    run(env, steps=3)
+    step_times(env, 3)
     env._vector.env.processes[1].kill()
     with pytest.raises(EnvCrashed, match=r"raised (Timeout|ConnectionReset|BrokenPipe|EOF)Error in step") as crashed:
-        run(env, steps=3)
+        step_times(env, 3)
     assert crashed.value.has_stepped
     env.close()
 
