@@ -6,7 +6,7 @@ import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,8 @@ needs_openenv = pytest.mark.skipif(not PYTHON, reason="CORMORANT_OPENENV is not 
 
 
 class Server:
-    def __init__(self, port: int, sessions: int) -> None:
+    def __init__(self, sessions: int) -> None:
+        port = unused_port()
         self.url, self._command = f"http://127.0.0.1:{port}", [PYTHON, str(SERVER), str(port), str(sessions)]
         self.start()
 
@@ -55,15 +56,13 @@ class Server:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    servers: list[Server] = []
+    with ExitStack() as stack:
 
-    def start(sessions: int = 8) -> Server:
-        servers.append(Server(unused_port(), sessions))
-        return servers[-1]
+        def start(sessions: int = 8) -> Server:
+            stack.callback((server := Server(sessions)).kill)
+            return server
 
-    yield start
-    for server in servers:
-        server.kill()
+        yield start
 
 
 def openenv(url: str, **fields: Any) -> Env:
@@ -189,32 +188,25 @@ def test_what_is_no_server_is_refused() -> None:
         other.shutdown()
 
 
-class Scripted:
-    """A server that has a schema, and answers each message of a session as `answer` says of its number."""
+@contextmanager
+def scripted(answer: Callable[[int], Any], schema: bytes = b"") -> Iterator[str]:
+    """A server that has a schema, and answers each message of a session as `answer` says of its number. Its address."""
+    fields = {name: {"type": "integer"} for name in ("n", "legal")}
+    action = {"column": {"type": "integer", "minimum": 1, "maximum": 3}}
+    body = schema or json.dumps({"action": {"properties": action}, "observation": {"properties": fields}}).encode()
 
-    def __init__(self, answer: Callable[[int], Any], schema: bytes = b"") -> None:
-        fields = {name: {"type": "integer"} for name in ("n", "legal")}
-        action = {"column": {"type": "integer", "minimum": 1, "maximum": 3}}
-        body = schema or json.dumps({"action": {"properties": action}, "observation": {"properties": fields}}).encode()
+    def serve_schema(connection: ServerConnection, request: Request) -> Response | None:
+        headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
+        return Response(200, "OK", headers, body) if request.path == "/schema" else None
 
-        def serve_schema(connection: ServerConnection, request: Request) -> Response | None:
-            headers = Headers({"Content-Length": str(len(body)), "Connection": "close"})
-            return Response(200, "OK", headers, body) if request.path == "/schema" else None
+    def play(connection: ServerConnection) -> None:
+        for number, _ in enumerate(connection):
+            if (message := answer(number)) is not None:
+                connection.send(message if isinstance(message, str) else json.dumps(message))
 
-        def play(connection: ServerConnection) -> None:
-            for number, _ in enumerate(connection):
-                if (message := answer(number)) is not None:
-                    connection.send(message if isinstance(message, str) else json.dumps(message))
-
-        self.server = websockets.sync.server.serve(play, "127.0.0.1", 0, process_request=serve_schema)
-        self.url = f"http://127.0.0.1:{self.server.socket.getsockname()[1]}"
-
-    def __enter__(self) -> str:
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self.url
-
-    def __exit__(self, *_: object) -> None:
-        self.server.shutdown()
+    with websockets.sync.server.serve(play, "127.0.0.1", 0, process_request=serve_schema) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
 
 
 def seen(**observation: Any) -> Any:
@@ -234,7 +226,7 @@ def seen(**observation: Any) -> Any:
 def test_what_a_server_may_not_send_is_refused(answer: Any, words: str) -> None:
     fields = {"observation": [{"name": "n", "dtype": "uint8"}], "legalActions": "legal"}
     with (
-        Scripted(lambda number: answer) as url,
+        scripted(lambda number: answer) as url,
         closing(opened(openenv(url, fields=fields, startTimeoutSeconds=1, stepTimeoutSeconds=1))) as env,
         pytest.raises((EnvBuildError, EnvCrashed), match=words),
     ):
@@ -243,7 +235,7 @@ def test_what_a_server_may_not_send_is_refused(answer: Any, words: str) -> None:
 
 def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> None:
     fields = {"observation": [{"name": "n", "dtype": "uint8"}], "legalActions": "legal"}
-    with Scripted(lambda number: seen(n=number, legal=[[3, 1], None][number % 2])) as url:
+    with scripted(lambda number: seen(n=number, legal=[[3, 1], None][number % 2])) as url:
         with pytest.raises(EnvBuildError, match="has legl, and the server's observation has legal, n; correct"):
             opened(openenv(url, fields=fields | {"legalActions": "legl"}))
         with closing(opened(openenv(url, fields=fields))) as env:
@@ -258,11 +250,11 @@ def test_legal_actions_are_a_field_of_the_observation_and_null_means_all() -> No
 @pytest.mark.parametrize("schema", [b"\xff\xfe", b"[1]", b'{"action": {}, "observation": {"properties": 3}}'])
 def test_a_schema_that_is_none_is_refused(schema: bytes) -> None:
     sentence = r"/schema is not an OpenEnv server: .*; write the address of one"
-    with Scripted(lambda number: None, schema) as url, pytest.raises(EnvBuildError, match=sentence):
+    with scripted(lambda number: None, schema) as url, pytest.raises(EnvBuildError, match=sentence):
         opened(openenv(url))
 
 
-def test_actions_follow_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_actions_follow_the_schema() -> None:
     action = {
         "properties": {
             "metadata": {"type": "object"},
@@ -274,9 +266,13 @@ def test_actions_follow_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
         "$defs": {"Side": {"enum": ["UP", "DOWN"], "type": "string"}},
     }
     observation = {"properties": {"x": {"type": "number"}, "n": {"type": "integer"}, "text": {"type": "string"}}}
-    schema = {"action": action, "observation": observation}
-    monkeypatch.setattr(OpenEnvSource, "_ask_for_schema", lambda source: schema)
-    source = OpenEnvSource(openenv("http://a").openenv)  # type: ignore[arg-type]  # it is set
+
+    def read() -> OpenEnvSource:
+        schema = json.dumps({"action": action, "observation": observation}).encode()
+        with scripted(lambda number: None, schema) as url:
+            return OpenEnvSource(openenv(url).openenv)  # type: ignore[arg-type]  # it is set
+
+    source = read()
     spaces = {part.name: str(part.space) for part in (*source.action, *source.observation)}
     assert spaces == {
         "column": "Discrete(7, start=1)",
@@ -290,4 +286,4 @@ def test_actions_follow_the_schema(monkeypatch: pytest.MonkeyPatch) -> None:
     assert acted == [3, "DOWN", 0.5, True]
     action["properties"]["column"] = {"type": "integer"}
     with pytest.raises(EnvBuildError, match="does not say which values its action's column may have \\(integer\\)"):
-        OpenEnvSource(openenv("http://a").openenv)  # type: ignore[arg-type]  # it is set
+        read()
