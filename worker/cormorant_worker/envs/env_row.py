@@ -15,7 +15,6 @@ import numpy as np
 from cormorant_worker.action_mask import ACTION_MASK, info_mask, info_mask_length
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
-from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
 from cormorant_worker.envs.saved import EnvState, load_env, save_env
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves, unflattener
@@ -84,29 +83,6 @@ class StepArrays:
     """[n] bool."""
     info: Arrays
     """[n, ...] a declared key of info."""
-
-    def read(self, rows: slice | Rows, numbers: Rows, replaced: Sequence[int], nan: "NanCheck") -> Step:
-        """Read the steps of some rows: `numbers` are theirs, `replaced` those of restarted environments. Raises
-        BadObservation where an environment returned NaN.
-        """
-        terminated, truncated = self.terminated[rows], self.truncated[rows]
-        ended = np.flatnonzero(terminated | truncated)
-        obs = tuple([values[rows] for values in self.obs])
-        final = tuple([values[numbers[ended]] for values in self.final])
-        nan.look(obs, numbers)
-        if ended.size:
-            nan.look(final, numbers[ended])
-        return Step(
-            rows=rows,
-            obs=obs,
-            reward=self.reward[rows],
-            terminated=terminated,
-            truncated=truncated,
-            ended=ended,
-            final=final,
-            fresh=np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS,
-            info=tuple([values[rows] for values in self.info]),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -190,14 +190,20 @@ class _OverPool(VectorEnv):
             names.index(key) for key in ("info:env_id", "done", "trunc", "reward")
         )
         self._terminated_at = names.index("info:terminated") if "info:terminated" in names else None
-        self._info_at = [self._find_info(field.key, names) for field in info]
-        specs = [pool.spec.state_array_spec[names[at]] for at in self._info_at]
-        self.info_leaves = tuple(
-            [
-                field.complete(np.dtype(spec.dtype), tuple(size for size in spec.shape if size > 0)).leaf
-                for field, spec in zip(info, specs, strict=True)
-            ]
-        )
+        known = [key for key in names if key.startswith("info:") or key in _INFO_AT_ROOT]
+        self._info_at: list[int] = []
+        for field in info:
+            at = next((key for key in (f"info:{field.key}", field.key) if key in known), None)
+            if at is None:
+                has = [key.removeprefix("info:") for key in known]
+                hint = did_you_mean(field.key, has, most=1, otherwise="; remove it")
+                raise EnvBuildError(
+                    f"spec.env.info: {name} has no {field.key} in its info, which has {', '.join(sorted(has))}{hint}"
+                )
+            self._info_at.append(names.index(at))
+            spec = pool.spec.state_array_spec[at]
+            leaf = field.complete(np.dtype(spec.dtype), tuple(size for size in spec.shape if size > 0)).leaf
+            self.info_leaves += (leaf,)
         actions = pool.spec.action_array_spec
         self._action_dtypes = [np.dtype(spec.dtype) for name, spec in actions.items() if name not in _ID_KEYS]
         self.dummy_actions: Arrays = tuple(
@@ -237,16 +243,6 @@ class _OverPool(VectorEnv):
                 f"{self._name} returned info that does not fit the dtypes declared in env.info ({keys}): {error}; "
                 "leave the dtype out"
             ) from error
-
-    def _find_info(self, key: str, names: list[str]) -> int:
-        for name in (f"info:{key}", key):
-            if name in names and (name.startswith("info:") or name in _INFO_AT_ROOT):
-                return names.index(name)
-        known = [name.removeprefix("info:") for name in names if name.startswith("info:") or name in _INFO_AT_ROOT]
-        hint = did_you_mean(key, known, most=1, otherwise="; remove it")
-        raise EnvBuildError(
-            f"spec.env.info: {self._name} has no {key} in its info, which has {', '.join(sorted(known))}{hint}"
-        )
 
     def _ends(self, state: list[Array]) -> tuple[Array, Array]:
         """[n] terminated and truncated."""

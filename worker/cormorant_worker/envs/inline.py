@@ -50,7 +50,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
     def _reset(self, rows: Iterable[int], *, is_seeded: bool = False) -> None:
         for row in rows:
             try:
-                self._running[row].reset(seed=self._restarts.seed(row) if is_seeded else None)
+                self._running[row].reset(seed=self._restarts.seeds[row] if is_seeded else None)
             except Exception as error:  # noqa: BLE001 - as in `_build`
                 self._fail(row, error)
 

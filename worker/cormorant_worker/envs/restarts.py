@@ -50,14 +50,11 @@ class Restarts:
         self._limits, self._clock = limits, clock
         self._recent = deque([clock()] * limits.inherited)
         """Moments of the restarts within the window."""
-        self._seeds = list(seeds)
+        self.seeds = list(seeds)
         self._used = set(seeds)
         self._barren = [0] * len(seeds)
         self.has_stepped = False
         """Some environment that crashed had completed a step before."""
-
-    def seed(self, row: int) -> int:
-        return self._seeds[row]
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
         """Count and log a restart, the first times with the traceback. Returns its seed. `has_stepped`: some
@@ -96,19 +93,19 @@ class Restarts:
         """Count a restart. Returns the seed for it: derived from the row's last one, never one used before."""
         self.count += 1
         for attempt in itertools.count(1):
-            drawn = np.random.SeedSequence(self._seeds[row], spawn_key=(attempt,)).generate_state(1)[0]
+            drawn = np.random.SeedSequence(self.seeds[row], spawn_key=(attempt,)).generate_state(1)[0]
             if (seed := int(drawn >> 1)) not in self._used:  # 31 bits
                 break
         self._used.add(seed)
-        self._seeds[row] = seed
+        self.seeds[row] = seed
         return seed
 
     def state(self) -> dict[str, object]:
-        return {"count": self.count, "seeds": list(self._seeds), "used": sorted(self._used)}
+        return {"count": self.count, "seeds": list(self.seeds), "used": sorted(self._used)}
 
     def restore(self, *, count: int, seeds: Sequence[int], used: Sequence[int]) -> None:
-        self.count, self._seeds, self._used = count, list(seeds), set(used)
-        self._barren = [0] * len(self._seeds)
+        self.count, self.seeds, self._used = count, list(seeds), set(used)
+        self._barren = [0] * len(self.seeds)
 
     def _give_up(self, crash: Crash, reason: str) -> EnvCrashed:
         return EnvCrashed(

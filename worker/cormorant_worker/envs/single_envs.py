@@ -16,7 +16,7 @@ import numpy as np
 from cormorant_worker.envs.env_row import BadObservation, Crash, EnvArrays, NanCheck, Saved, StepArrays
 from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, words_of
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.spaces import Arrays, Space
@@ -116,8 +116,18 @@ class SingleEnvs(VectorEnv, Generic[Running]):
             raise RuntimeError("recv was called without send")
         self._under_way = None
         self._step(rows)
-        fresh = self._revive(rows) if self._dead else []
-        return self._arrays.sides[self._side].read(rows, self._numbers[rows], fresh, self._nan)
+        replaced = self._revive(rows) if self._dead else []
+        arrays, numbers = self._arrays.sides[self._side], self._numbers[rows]
+        terminated, truncated = arrays.terminated[rows], arrays.truncated[rows]
+        ended = np.flatnonzero(terminated | truncated)
+        obs = tuple([values[rows] for values in arrays.obs])
+        final = tuple([values[numbers[ended]] for values in arrays.final])
+        self._nan.look(obs, numbers)
+        if ended.size:
+            self._nan.look(final, numbers[ended])
+        fresh = np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS
+        info = tuple([values[rows] for values in arrays.info])
+        return Step(rows, obs, arrays.reward[rows], terminated, truncated, ended, final, fresh, info)
 
     def restart(self, rows: Rows) -> Arrays:
         self._check_open()

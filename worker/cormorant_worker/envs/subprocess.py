@@ -212,7 +212,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
 
     def _reset(self, rows: Iterable[int], *, is_seeded: bool = False) -> None:
         for row in rows:
-            self._memory.seeds[row] = self._restarts.seed(row) if is_seeded else NO_SEED
+            self._memory.seeds[row] = self._restarts.seeds[row] if is_seeded else NO_SEED
             self._pending.rows[row] = 1
             self._running[row].wake(RESET[self._side])
         self._settle(self._limit_s, "returned no first observation")

@@ -25,12 +25,13 @@ class ExplorationType(StrEnum):
 
 
 _in_force = ExplorationType.RANDOM
+_THEIRS = "tensordict.nn.probabilistic"
+"""Where they are defined: what `tensordict.nn` itself exports of them differs between releases."""
 
 
 def is_greedy() -> bool:
     """True if the type in force, ours or that of TorchRL's `set_exploration_type`, asks for the best action."""
-    theirs = _tensordict_nn()
-    if theirs is not None:
+    if (theirs := sys.modules.get(_THEIRS)) is not None:
         asked = theirs.interaction_type()
         return asked is not None and asked is not theirs.InteractionType.RANDOM
     return _in_force is not ExplorationType.RANDOM
@@ -41,14 +42,9 @@ def exploring(exploration: ExplorationType) -> Iterator[None]:
     """Set the type within the block, here and for tensordict's modules. Not thread-safe."""
     global _in_force
     before, _in_force = _in_force, exploration
-    theirs = _tensordict_nn()
+    theirs: Any = sys.modules.get(_THEIRS)
     try:
         with theirs.set_interaction_type(theirs.InteractionType[exploration.name]) if theirs else nullcontext():
             yield
     finally:
         _in_force = before
-
-
-def _tensordict_nn() -> Any:
-    # Where they are defined: what `tensordict.nn` itself exports of them differs between releases.
-    return sys.modules.get("tensordict.nn.probabilistic")
