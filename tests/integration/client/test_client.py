@@ -85,11 +85,8 @@ def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served
     assert list(found) == [metric["name"] for metric in METRICS]
     assert 1 <= found["mean_step"] <= found["longest"] <= 7  # type: ignore[operator]  # none is None
     assert 0 < found["any_even"] < 1  # type: ignore[operator]
-    until(lambda: b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}' in scrape(served))
-
-
-def scrape(served: Served) -> bytes:
-    return served.anonymous.get("/metrics").body
+    line = b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}'
+    until(lambda: line in served.anonymous.get("/metrics").body)
 
 
 def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> None:
@@ -157,6 +154,10 @@ def test_a_wrong_token_is_told(served: Served, token: str | None, words: str, mo
             stranger.publish(numbered(1))
         with pytest.raises(Unauthenticated):
             next(stranger.batches())
+        for _ in range(2):
+            with pytest.raises(Unauthenticated):
+                stranger.next_batch(timeout=30)
+        assert stranger._stream is None
 
 
 def test_pause_stops_steps_is_renewed_and_ends(client: Client) -> None:
@@ -199,13 +200,6 @@ def test_events_tell_what_happens(client: Client) -> None:
     assert [worker.ready for worker in client.workers().workers] == [True]
 
 
-async def first_resumed(client: AsyncClient) -> str:
-    async for event in client.events():
-        if event.kind == "resumed":
-            return event.id
-    raise AssertionError("events never end")
-
-
 def test_the_asyncio_twin(served: Served) -> None:
     async def learn() -> tuple[int, int]:
         frames = 0
@@ -217,7 +211,7 @@ def test_the_asyncio_twin(served: Served) -> None:
             update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
             await update.wait(30)
             assert (await client.weights()).metadata == {"learner": "async"}
-            resumed = asyncio.create_task(first_resumed(client))
+            resumed = asyncio.ensure_future(anext(e.id async for e in client.events() if e.kind == "resumed"))
             while not resumed.done():  # it may not listen yet
                 async with client.pause(owner="async") as pause:
                     assert pause.lease.state == "paused"
@@ -237,18 +231,6 @@ def test_two_tasks_cannot_iterate_over_the_same_batches(served: Served) -> None:
 
     with pytest.raises(ClientError, match="two tasks share one iterator"):
         asyncio.run(run())
-
-
-def test_a_closed_asyncio_client_says_so(served: Served) -> None:
-    async def run() -> None:
-        async with AsyncClient(served.server.url, token=served.writer.token) as client:
-            pass
-        for call in (client.next_batch, client.status, client.spaces):
-            with pytest.raises(FleetClosed, match="the client is closed; connect again"):
-                await call()
-        await client.close()
-
-    asyncio.run(run())
 
 
 def test_link_publishes_every_other_update(client: Client) -> None:
@@ -306,14 +288,6 @@ def test_shards_carry_what_they_need_and_show_no_token(
         assert next(batches).batch_size == (NUM_ENVS, 10)
 
 
-def test_next_batch_goes_on_after_the_head_could_not_be_reached(served: Served) -> None:
-    with connect(served.server.url, token="wrong") as client:
-        for _ in range(2):
-            with pytest.raises(Unauthenticated):
-                client.next_batch(timeout=30)
-        assert client._stream is None
-
-
 def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
     words = {name for name in dir(cormorant.Fleet) if not name.startswith("_")}
     assert words <= set(dir(AsyncClient))
@@ -335,6 +309,10 @@ def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
             async with client.pause():
                 with pytest.raises(TimeoutError, match=r"no batch came from .* within 0.2 s"):
                     await read_all(client)
+        for call in (client.next_batch, client.status, client.spaces):
+            with pytest.raises(FleetClosed, match="the client is closed; connect again"):
+                await call()
+        await client.close()
 
     asyncio.run(run())
 
@@ -371,19 +349,15 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     code, out, _ = command("weights", "push", path)
     assert (code, "applied, 1 of 1 workers" in out) == (0, True)
     version = client.models().version
-    code, out, _ = command("weights", "list", "--model", "policy")
-    assert (code, out.split()[0]) == (0, str(version))
+    assert command("weights", "list", "--model", "policy")[1].split()[0] == str(version)
     assert f"version {version}" in command("weights", "list")[1]
     code, out, _ = command("weights", "rollback", version - 1)
     assert (code, f"version {version + 1} has the weights of version {version - 1}" in out) == (0, True)
-    code, _, err = command("weights", "push", path, "--version", "1")
-    assert code == 1
-    assert "1" in err
-    assert len(err.splitlines()) == 1
     pulled = document_in(command("weights", "pull", path, "--json")[1])
     assert pulled == {"file": str(path), "model": "policy", "version": version + 1, "bytes": path.stat().st_size}
     assert document_in(command("weights", "rollback", version, "-o", "json")[1])["version"] == version + 2
-    assert "is not newer" in document_in(command("weights", "push", path, "--version", "1", "--json")[2])["error"]
+    code, _, err = command("weights", "push", path, "--version", "1", "--json")
+    assert (code, "is not newer" in document_in(err)["error"]) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -410,8 +384,9 @@ def test_push_looks_at_the_file_before_it_asks_a_head(
 def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
     lease = document_in(command("pause", "--owner", "ops", "--reason", "lunch", "--json")[1])["lease"]
     assert (lease["owner"], lease["state"]) == ("ops", "paused")
-    code, out, _ = command("status")
-    assert (code, "by ops" in out, "lunch" in out) == (0, True, True)
+    out = command("status")[1]
+    assert "by ops" in out
+    assert "lunch" in out
     assert command("state", "save", tmp_path / "s")[0] == 0
     assert command("state", "load", tmp_path / "s")[0] == 0
     assert command("resume", "--owner", "ops")[1].splitlines()[-1] == "resumed"
@@ -420,15 +395,13 @@ def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None
     assert saved == {"file": str(tmp_path / "s"), "bytes": (tmp_path / "s").stat().st_size}
     assert document_in(command("state", "load", tmp_path / "s", "--json")[1]) == saved
     assert command("state", "load", tmp_path / "nothing")[0] == 2
-    assert '"phase":"Running"' in command("status", "--json")[1].replace(" ", "")
-
-
-def test_status_shows_every_worker_by_command(command: Any) -> None:
-    code, out, _ = command("status", "--workers")
-    lines = out.splitlines()
-    assert (code, lines[0], lines[-1].split()[0]) == (0, "counting: Running", "cpu-0")
-    (worker,) = json.loads(command("status", "--workers", "--json")[1])["workers"]
-    assert worker["id"] == "cpu-0"
+    lines = command("status", "--workers")[1].splitlines()
+    assert (lines[0], lines[-1].split()[0]) == ("counting: Running", "cpu-0")
+    found = document_in(command("status", "--workers", "--json")[1])
+    assert (found["phase"], [worker["id"] for worker in found["workers"]]) == ("Running", ["cpu-0"])
+    code, _, err = command("status", "--token", "wrong")
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert command("status", "--token-file", "/nowhere")[0] == 2
 
 
 @pytest.mark.slow
@@ -446,13 +419,6 @@ def test_status_is_live_on_a_terminal_until_it_is_interrupted(command: Any, serv
     assert "Traceback" not in watch.seen
 
 
-def test_bad_tokens_by_command(command: Any) -> None:
-    code, _, err = command("status", "--token", "wrong")
-    assert code == 1
-    assert len(err.splitlines()) == 1
-    assert command("status", "--token-file", "/nowhere")[0] == 2
-
-
 def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None:
     # The last one: what `checker` knows of the streams is over.
     ring = served.server.head.events
@@ -468,11 +434,8 @@ def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None
 
 def test_a_head_is_closed_twice_while_a_batch_is_mapped(tmp_path: Path) -> None:
     job = make_job(collection={"framesPerBatch": 20})
-    with (
-        serve(job, directory=tmp_path) as served,
-        connect(served.server.url, token=served.writer.token) as client,
-    ):
+    with serve(job, directory=tmp_path) as served, connect(served.server.url, token=served.writer.token) as client:
         deliveries = client.deliveries(prefetch=0)
         next(deliveries)
-        served.server.close()
-        served.server.close()
+        for _ in range(2):
+            served.server.close()

@@ -6,8 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +18,16 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until, unused_port
-from cormorant_testing.serving import Served, serve
+from cormorant_testing.serving import serve
 
 OPTIONS = {"lengths": (3, 1, 7)}
 START_S = 90
 
 
-@contextmanager
-def counting_head(directory: Path, *, total: int, ack_within_s: float, workers: int = 1) -> Iterator[Served]:
-    mode = "sync" if workers > 1 else "async"
-    collection = {"framesPerBatch": 20, "totalFrames": total, "mode": mode}
+def counting_head(directory: Path, *, total: int, ack_within_s: float, workers: int = 1) -> Any:
+    collection = {"framesPerBatch": 20, "totalFrames": total, "mode": "sync" if workers > 1 else "async"}
     job = make_job(num_envs=2, collection=collection, queue={"capacityBatches": 6}, **OPTIONS)
-    with serve(job, directory=directory, workers=workers, ack_within_s=ack_within_s, linger_s=1.0) as running:
-        yield running
+    return serve(job, directory=directory, workers=workers, ack_within_s=ack_within_s, linger_s=1.0)
 
 
 def test_all_frames_of_a_job_come_exactly_once_and_then_it_ends(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ class Learner:
 
     def __init__(self, client: Client) -> None:
         self.frames, self.version, self.error = 0, 0, ""
-        self.epochs: list[str] = []
+        self.epochs: set[str] = set()
         self._client = client
         self._thread = threading.Thread(target=self._learn, daemon=True)
         self._thread.start()
@@ -109,9 +105,7 @@ class Learner:
             with self._client.deliveries() as batches:
                 for number, batch in enumerate(batches, start=1):
                     self.frames += batch.num_frames
-                    epoch = batch.id.rpartition("-")[0]
-                    if epoch not in self.epochs:
-                        self.epochs.append(epoch)
+                    self.epochs.add(batch.id.rpartition("-")[0])
                     if number % 5 == 0:
                         self.version = self._client.publish(numbered(0), wait=5).version
         except Exception as error:  # noqa: BLE001  # the edge of a thread

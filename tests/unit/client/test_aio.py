@@ -32,10 +32,10 @@ class Numbers:
         self.acked.append(self._last)
 
 
-async def cancelled(batches: AsyncBatches, numbers: Numbers) -> None:
-    """Await a batch, and give up before it comes."""
-    task: asyncio.Future[Any] = asyncio.ensure_future(anext(batches))
-    await asyncio.to_thread(numbers.is_asked.wait, 20)
+async def cancelled(awaited: Any, is_asked: threading.Event | None = None) -> None:
+    """Await something, and give up before it comes."""
+    task: asyncio.Future[Any] = asyncio.ensure_future(awaited)
+    await (asyncio.sleep(0) if is_asked is None else asyncio.to_thread(is_asked.wait, 20))
     task.cancel()
     await asyncio.wait([task])
     assert task.cancelled()
@@ -45,7 +45,7 @@ def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
     async def run() -> None:
         numbers = Numbers()
         batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
-        await cancelled(batches, numbers)
+        await cancelled(anext(batches), numbers.is_asked)
         numbers.may_come.set()
         assert await anext(batches) == 0
         assert numbers.acked == [], "it was seen only now"
@@ -58,9 +58,8 @@ def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
 def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
     async def run() -> None:
         numbers = Numbers()
-        batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
-        async with batches:
-            await cancelled(batches, numbers)
+        async with AsyncBatches(numbers, asyncio.to_thread) as batches:  # type: ignore[arg-type]  # what it calls
+            await cancelled(anext(batches), numbers.is_asked)
             numbers.may_come.set()
         assert (numbers.acked, len(numbers.released)) == ([], 1)
 
@@ -86,17 +85,10 @@ class Lease:
 
 
 def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
-    async def run() -> None:
-        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
-        task = asyncio.ensure_future(pause.__aenter__())
-        await asyncio.to_thread(lease.is_asked.wait, 20)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
-
     lease = Lease()
     with ThreadPoolExecutor(2) as pool:
-        asyncio.run(run())
+        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
+        asyncio.run(cancelled(pause.__aenter__(), lease.is_asked))
         assert not lease.is_resumed.is_set(), "the head has not granted it"
         lease.may_come.set()
         assert lease.is_resumed.wait(20)
@@ -107,11 +99,7 @@ def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
         pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
         await pause.__aenter__()
         pool.submit(is_free.wait, 20)  # resuming waits for the only thread
-        task = asyncio.ensure_future(pause.__aexit__())
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.wait([task])
-        assert task.cancelled()
+        await cancelled(pause.__aexit__())
 
     lease, is_free = Lease(), threading.Event()
     lease.may_come.set()

@@ -4,7 +4,6 @@ import inspect
 import json
 import socket
 import threading
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -51,17 +50,12 @@ def models(version: int) -> Say:
     return Say(body=json.dumps({"models": [], "version": version}).encode())
 
 
-def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> HeadConnection:
-    return HeadConnection(address=parse_address(url), transport=Transport(timeout_s=timeout_s), reconnect_s=reconnect_s)
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "expected"),
     [
         (401, "unauthenticated", Unauthenticated),
         (403, "forbidden", Forbidden),
         (404, "unknown-model", NotFound),
-        (404, "unknown-batch", NotFound),
         (410, "version-expired", NotFound),
         (410, "stream-ended", StreamEnded),
         (409, "version-conflict", VersionTaken),
@@ -71,12 +65,11 @@ def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> He
         (422, "not-finite", NotFinite),
         (422, "state-mismatch", StateMismatch),
         (415, "unsafe-format", Refused),
-        (413, "too-large", Refused),
         (429, "busy", NotNow),
         (503, "no-workers", NotNow),
         (503, "fleet-failed", HeadFailed),
         (500, "internal", HeadFailed),
-        (504, "control-timeout", HeadFailed),
+        (503, "store-failed", HeadFailed),
     ],
 )
 def test_problems_become_typed_errors(status: int, kind: str, expected: type[HeadError]) -> None:
@@ -99,11 +92,12 @@ def test_an_answer_of_something_else_is_quoted() -> None:
         client.status()
 
 
-@pytest.mark.parametrize("url", ["", "foo", "ftp://x", "http://", "http://x:99999"])
-def test_bad_urls_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CORMORANT_URL", raising=False)
-    with pytest.raises(BadAddress):
-        connect(url)
+def test_urls_are_read_or_refused() -> None:
+    assert str(parse_address("http://[::1]:8000")) == "http://[::1]:8000"
+    assert str(parse_address("https://h/team/v1/")) == "https://h:443/team"
+    for url in ("", "foo", "ftp://x", "http://", "http://x:99999"):
+        with pytest.raises(BadAddress):
+            connect(url)
 
 
 @pytest.mark.parametrize("url", ["u:secret@x", "user@x", ":secret@x", "x/?token=secret", "x/#secret"])
@@ -111,11 +105,6 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(BadAddress, match="has only scheme, host and port; pass the token as") as refused:
         parse_address(f"http://{url}")
     assert "secret" not in str(refused.value)
-
-
-def test_addresses() -> None:
-    assert str(parse_address("http://[::1]:8000")) == "http://[::1]:8000"
-    assert str(parse_address("https://h/team/v1/")) == "https://h:443/team"
 
 
 def test_a_rollback_is_not_repeated() -> None:
@@ -126,10 +115,8 @@ def test_a_rollback_is_not_repeated() -> None:
 
 
 def test_a_closed_connection_is_not_used_again() -> None:
-    def answer(heard: Heard) -> Say:
-        return Say(body=models(1).body, headers={"Connection": "close"})
-
-    with ScriptedHead(answer) as head, connect(head.url, reconnect_s=0) as client:
+    closing = Say(body=models(1).body, headers={"Connection": "close"})
+    with ScriptedHead(in_turn(closing)) as head, connect(head.url, reconnect_s=0) as client:
         assert [client.models().version for _ in range(3)] == [1, 1, 1]
 
 
@@ -236,34 +223,21 @@ def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
     assert head.heard[-1].headers["authorization"] == "Bearer x"
 
 
-@pytest.mark.parametrize("data_epoch", ["e", "another"])
-def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str) -> None:
+def serving(**status: object):  # type: ignore[no-untyped-def]
+    """Answers of a port with this status, and the weights of version 5."""
     weights = Say(body=safetensors.numpy.save({"w": np.ones(2)}), headers={"Cormorant-Policy-Version": "5"})
+    told = Say(body=json.dumps(job_status(**status)).encode())
+    return lambda heard: told if "status" in heard.path else weights
 
-    def data(heard: Heard) -> Say:
-        return Say(body=json.dumps(job_status(epoch=data_epoch)).encode()) if "status" in heard.path else weights
 
-    with ScriptedHead(data) as bulk:
-
-        def control(heard: Heard) -> Say:
-            return Say(body=json.dumps(job_status(data_port=bulk.port)).encode()) if "status" in heard.path else weights
-
-        with ScriptedHead(control) as head, connect(head.url) as client:
+@pytest.mark.parametrize(("data_epoch", "is_up"), [("e", True), ("another", True), ("e", False)])
+def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str, is_up: bool) -> None:
+    with ScriptedHead(serving(epoch=data_epoch)) as bulk:
+        port = bulk.port if is_up else unused_port()
+        with ScriptedHead(serving(data_port=port)) as head, connect(head.url, reconnect_s=0) as client:
             assert [client.weights().version for _ in range(2)] == [5, 5]
-            served = [h.path for h in bulk.heard if "weights" in h.path]
-            assert served == (["/v1/models/policy/weights"] * 2 if data_epoch == "e" else [])
-
-
-def test_bulk_falls_back_to_the_control_port() -> None:
-    gone = unused_port()
-
-    def control(heard: Heard) -> Say:
-        if "status" in heard.path:
-            return Say(body=json.dumps(job_status(data_port=gone)).encode())
-        return Say(body=safetensors.numpy.save({"w": np.ones(2)}))
-
-    with ScriptedHead(control) as head, connect(head.url, reconnect_s=0) as client:
-        assert client.weights().numpy()["w"].tolist() == [1, 1]
+    served = [heard.path for heard in bulk.heard if "weights" in heard.path]
+    assert served == (["/v1/models/policy/weights"] * 2 if (data_epoch, is_up) == ("e", True) else [])
 
 
 @pytest.mark.parametrize("ends", ["iteration", "client"])
@@ -311,17 +285,15 @@ def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> Non
 
 
 def test_token_is_not_in_the_repr_of_a_connection() -> None:
-    assert "secret" not in repr(
-        replace(head_of("http://127.0.0.1:1"), transport=Transport(token="secret", timeout_s=1))
-    )
+    transport = Transport(token="secret", timeout_s=1)
+    assert "secret" not in repr(HeadConnection(address=parse_address("http://h"), transport=transport, reconnect_s=5))
 
 
 def test_the_iteration_ends_when_the_head_stays_away() -> None:
     with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.deliveries() as batches:
-        with pytest.raises(HeadUnreachable):
-            next(batches)
-        with pytest.raises(HeadUnreachable):
-            next(batches)
+        for _ in range(2):
+            with pytest.raises(HeadUnreachable):
+                next(batches)
 
 
 def test_events_are_parsed() -> None:

@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_client import BadBatch, connect
+from cormorant_client import BadBatch, Delivery, RemoteBatches, connect
 from cormorant_contract.rest.base import MEMORY_JSON
 from cormorant_contract.tensor_file import parse_header
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, problem
@@ -70,8 +70,9 @@ def lend(memories: list[int]) -> Told:
     }  # fmt: skip
 
 
-def lender(told: Told) -> ScriptedHead:
-    """Lends one batch in memory, the same as bytes when it is asked again, and no other."""
+@contextmanager
+def borrowing(told: Told) -> Iterator[tuple[RemoteBatches[Delivery], ScriptedHead]]:
+    """Deliveries of a head that lends one batch in memory, the same as bytes when it is asked again, and no other."""
     answers = [Say(body=json.dumps(told).encode(), headers={"Content-Type": MEMORY_JSON}), Say(body=FILE)]
 
     def answer(heard: Heard) -> Say:
@@ -79,7 +80,8 @@ def lender(told: Told) -> ScriptedHead:
             return Say()
         return answers.pop(0) if answers else problem(410, "stream-ended")
 
-    return ScriptedHead(answer)
+    with ScriptedHead(answer) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+        yield batches, head
 
 
 def opened() -> int:
@@ -91,47 +93,46 @@ def opened() -> int:
     return found
 
 
-def is_locked(memory: int) -> bool:
+def locked(memories: list[int]) -> list[bool]:
     """What the head tries before a worker may write there."""
-    descriptor = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
+    found = []
+    for memory in memories:
+        descriptor = os.open(f"/proc/self/fd/{memory}", os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found.append(False)
+        except BlockingIOError:
+            found.append(True)
+        finally:
+            os.close(descriptor)
+    return found
 
 
 def test_memory_is_held_until_the_batch_is_acknowledged(memories: list[int]) -> None:
-    with lender(lend(memories)) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+    with borrowing(lend(memories)) as (batches, _):
         batch = next(batches)
         assert batch.is_shared
         assert batch.numpy()["action"][:, 0].tolist() == [0] * 4 + [1] * 4 + [2] * 4
-        assert [is_locked(memory) for memory in memories] == [True] * PARTS
+        assert locked(memories) == [True] * PARTS
         assert next(batches, None) is None
-        assert [is_locked(memory) for memory in memories] == [False] * PARTS
+        assert locked(memories) == [False] * PARTS
 
 
-def too_long(part: Told) -> None:
-    part["size_bytes"] += 1
-
-
-def gone(part: Told) -> None:
-    part["path"] = f"/proc/{os.getpid()}/fd/999999"
-
-
-def of_another_process(part: Told) -> None:
-    part["path"] = f"/proc/{os.getppid()}/fd/0"
-
-
-@pytest.mark.parametrize("spoil", [too_long, gone, of_another_process])
-def test_a_part_that_cannot_be_mapped_lets_go_of_the_others(memories: list[int], spoil: Callable[[Told], None]) -> None:
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"size_bytes": len(FILE) + 1},
+        {"path": f"/proc/{os.getpid()}/fd/999999"},
+        {"path": f"/proc/{os.getppid()}/fd/0"},
+    ],
+    ids=["too long", "gone", "another process"],
+)
+def test_a_part_that_cannot_be_mapped_lets_go_of_the_others(memories: list[int], spoiled: Told) -> None:
     told = lend(memories)
-    spoil(told["parts"][1])
-    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+    told["parts"][1] |= spoiled
+    with borrowing(told) as (batches, head):
         assert not next(batches).is_shared  # the same, as bytes
-        assert (opened(), [is_locked(memory) for memory in memories]) == (PARTS, [False] * PARTS)
+        assert (opened(), locked(memories)) == (PARTS, [False] * PARTS)
         assert [heard.path for heard in head.heard if heard.method == "POST"] == ["/v1/batches/e-1/release?delivery=1"]
 
 
@@ -139,26 +140,26 @@ def test_a_part_that_the_head_holds_is_given_up(memories: list[int]) -> None:
     mine = os.open(f"/proc/self/fd/{memories[1]}", os.O_RDONLY)
     fcntl.flock(mine, fcntl.LOCK_EX)
     try:
-        with lender(lend(memories)) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+        with borrowing(lend(memories)) as (batches, _):
             assert not next(batches).is_shared
-            assert (opened(), [is_locked(memory) for memory in memories]) == (PARTS + 1, [False, True, False])
+            assert (opened(), locked(memories)) == (PARTS + 1, [False, True, False])
     finally:
         os.close(mine)
 
 
 def test_memory_that_went_to_another_consumer_is_not_read(memories: list[int]) -> None:
     told = {**lend(memories), "lent_at": time.monotonic() - 61}
-    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+    with borrowing(told) as (batches, head):
         assert not next(batches).is_shared
-        assert [is_locked(memory) for memory in memories] == [False] * PARTS
+        assert locked(memories) == [False] * PARTS
         assert [heard.path for heard in head.heard if heard.method == "POST"] == []  # it is not ours to release
 
 
 def test_memory_that_contradicts_its_metadata_is_not_held_by_the_error(memories: list[int]) -> None:
     told = lend(memories)
     told["parts"][1]["tensors"]["1/action"]["offset"] = len(FILE)
-    with lender(told) as head, connect(head.url) as client, client.deliveries(frames=24) as batches:
+    with borrowing(told) as (batches, _):
         with pytest.raises(BadBatch, match="no longer contains that batch") as error:
             next(batches)
         assert error.value.__traceback__ is not None
-        assert [is_locked(memory) for memory in memories] == [False] * PARTS
+        assert locked(memories) == [False] * PARTS
