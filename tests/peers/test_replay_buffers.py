@@ -11,11 +11,7 @@ import torch
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs this test")
 
 from tensordict.nn import TensorDictModule
-from torchrl.data import (
-    LazyMemmapStorage,
-    RandomSampler,
-    TensorDictReplayBuffer,
-)
+from torchrl.data import LazyMemmapStorage, RandomSampler, TensorDictReplayBuffer
 from torchrl.envs import Compose, DoubleToFloat, GymEnv, ParallelEnv, RewardSum, StepCounter, TransformedEnv
 
 import cormorant

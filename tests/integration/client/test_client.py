@@ -16,15 +16,7 @@ from torch import nn
 
 import cormorant
 from cormorant_cli import __main__ as entry
-from cormorant_client import (
-    AsyncClient,
-    BatchGone,
-    Client,
-    ClientError,
-    LearnerLink,
-    Unauthenticated,
-    connect,
-)
+from cormorant_client import AsyncClient, BatchGone, Client, ClientError, LearnerLink, Unauthenticated, connect
 from cormorant_contract.errors import FleetClosed, FleetError
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info

@@ -150,10 +150,7 @@ def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture, monkeypa
     # With any jitter, one try falls between 0.5 and 3 s. Between 2 and 3 s there may be none.
     monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.5)
     url = f"http://127.0.0.1:{unused_port()}"
-    with (
-        connect(url, reconnect_s=3) as client,
-        pytest.raises(HeadUnreachable, match=r"no head answers at .* for \d s"),
-    ):
+    with connect(url, reconnect_s=3) as client, pytest.raises(HeadUnreachable, match=r"no head answers at .* for \d s"):
         client.status()
     (line,) = said_by_the_client(caplog)  # one, however often it is tried
     assert line.startswith(f"waiting for the head at {url}, ")

@@ -120,11 +120,7 @@ def test_memory_is_held_until_the_batch_is_acknowledged(memories: list[int]) -> 
 
 @pytest.mark.parametrize(
     "spoiled",
-    [
-        {"size_bytes": len(FILE) + 1},
-        {"path": f"/proc/{os.getpid()}/fd/999999"},
-        {"path": f"/proc/{os.getppid()}/fd/0"},
-    ],
+    [{"size_bytes": len(FILE) + 1}, {"path": f"/proc/{os.getpid()}/fd/999999"}, {"path": f"/proc/{os.getppid()}/fd/0"}],
     ids=["too long", "gone", "another process"],
 )
 def test_a_part_that_cannot_be_mapped_lets_go_of_the_others(memories: list[int], spoiled: Told) -> None:

@@ -19,14 +19,7 @@ from cormorant_compat.arguments import Buffer, Environments, Policy
 from cormorant_compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
-from cormorant_compat.tianshou.policies import (
-    DECIDED,
-    Noise,
-    batch_class,
-    evaluating,
-    is_tianshou_policy,
-    make_actor,
-)
+from cormorant_compat.tianshou.policies import DECIDED, Noise, batch_class, evaluating, is_tianshou_policy, make_actor
 from cormorant_compat.tianshou.stats import CollectStats, check_stats_class
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
@@ -222,10 +215,7 @@ class Collector(Generic[Stats]):
         return stats
 
     def reset(
-        self,
-        reset_buffer: bool = True,
-        reset_stats: bool = True,
-        gym_reset_kwargs: dict[str, Any] | None = None,
+        self, reset_buffer: bool = True, reset_stats: bool = True, gym_reset_kwargs: dict[str, Any] | None = None
     ) -> None:
         self.reset_env(gym_reset_kwargs)
         if reset_buffer:

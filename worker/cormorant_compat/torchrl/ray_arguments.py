@@ -5,13 +5,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cormorant_compat.torchrl.settings import (
-    MEANINGLESS,
-    broadcast,
-    exploration_of,
-    limit,
-    read_settings,
-)
+from cormorant_compat.torchrl.settings import MEANINGLESS, broadcast, exploration_of, limit, read_settings
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.fleet.ray.options import RayOptions
 

@@ -268,11 +268,7 @@ class RayCollector(FleetCollector):
             self.update_policy_weights_()
 
     def receive_weights(
-        self,
-        policy_or_weights: Weights | None = None,
-        *,
-        weights: Weights | None = None,
-        policy: Weights | None = None,
+        self, policy_or_weights: Weights | None = None, *, weights: Weights | None = None, policy: Weights | None = None
     ) -> None:
         """Take weights and publish them to the collectors: those given, those that registered schemes receive, or those
         of the policy that the collector was made with. Raises ValueError if weights are given and schemes registered.

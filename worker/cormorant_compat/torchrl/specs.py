@@ -5,15 +5,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import torch
-from torchrl.data import (
-    Binary,
-    Bounded,
-    Categorical,
-    Composite,
-    MultiCategorical,
-    TensorSpec,
-    Unbounded,
-)
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
 from torchrl.data import OneHot as OneHotSpec
 
 from cormorant_worker.errors import EnvBuildError
