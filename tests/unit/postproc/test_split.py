@@ -47,19 +47,18 @@ def test_rows_with_the_same_id_stay_apart() -> None:
     assert result["x"].data_ptr() == batch["x"].data_ptr()  # whole rows are not copied
 
 
-def test_as_many_pieces_as_rows_are_not_taken_for_whole_rows() -> None:
-    collector = {
-        "traj_ids": torch.tensor([[1, 1], [0, 0], [2, 3]]),
-        "mask": torch.tensor([[True, True], [False, False], [True, True]]),
-    }
-    batch = TensorDict({"x": torch.arange(6).reshape(3, 2), "collector": collector}, batch_size=[3, 2])
-    assert split_trajectories(batch)["x"].tolist() == [[0, 1], [4, 0], [5, 0]]
-
-
-def test_a_gap_in_the_mask_divides_a_trajectory() -> None:
-    collector = {"traj_ids": torch.ones(1, 4), "mask": torch.tensor([[True, False, True, True]])}
-    batch = TensorDict({"x": torch.arange(4).reshape(1, 4), "collector": collector}, batch_size=[1, 4])
-    assert split_trajectories(batch)["x"].tolist() == [[0, 0], [2, 3]]
+@pytest.mark.parametrize(
+    ("ids", "mask", "pieces_"),
+    [
+        ([[1, 1], [0, 0], [2, 3]], [[1, 1], [0, 0], [1, 1]], [[0, 1], [4, 0], [5, 0]]),  # as many pieces as rows
+        ([[1, 1, 1, 1]], [[1, 0, 1, 1]], [[0, 0], [2, 3]]),  # a gap divides a trajectory
+    ],
+)
+def test_masked_frames_are_in_no_piece(ids: list[list[int]], mask: list[list[int]], pieces_: list[list[int]]) -> None:
+    collector = {"traj_ids": torch.tensor(ids), "mask": torch.tensor(mask, dtype=torch.bool)}
+    x = torch.arange(collector["mask"].numel()).reshape(collector["mask"].shape)
+    batch = TensorDict({"x": x, "collector": collector}, batch_size=x.shape)
+    assert split_trajectories(batch)["x"].tolist() == pieces_
 
 
 def test_time_grows_with_frames_and_the_host_learns_sizes_only() -> None:
