@@ -60,41 +60,31 @@ def test_every_column_is_what_a_plain_loop_derives(cell: Cell, request: pytest.F
 def play_collector(cell: Cell, loop: PlainLoop) -> None:
     with open_collector(cell) as (collector, module):
         if module is not None:
-            loop.publish(0, {name.removeprefix("witness."): value for name, value in initial_weights(collector)})
+            initial = collector.weights.current()["policy"].items()
+            loop.publish(0, {name.removeprefix("witness."): value for name, value in initial})
         saved, expected, mark = b"", None, loop.mark()
         for version in range(1, 6):
-            batch = collector.collect(num_steps=cell.frames_per_batch)
-            loop.take(batch)
+            loop.take(batch := collector.collect(num_steps=cell.frames_per_batch))
             if version == 3:
                 saved, mark = collector.state(), loop.mark()
             if version == 4:
                 expected = batch.clone()
             collector.weights.offer({"policy": loop.publish(version)}, version=version)
         loop.take(collector.collect(num_steps=cell.num_envs + 1))
-        if module is not None:
-            learn(module, SIZES[cell.world][0])
+        if module is not None:  # the learner's module is the one that acted
+            witness = getattr(module, "witness", module)
+            witness.mean(torch.ones(2, SIZES[cell.world][0])).sum().backward()
+            assert all(parameter.grad is not None for parameter in witness.trunk.parameters())
     if "restored" not in cell:
         return
     with open_collector(cell) as (collector, _):
         collector.restore(saved)
         loop.rewind(mark, is_elsewhere=True)
         collector.weights.offer({"policy": loop.publish(3)}, version=3)
-        batch = collector.collect(num_steps=cell.frames_per_batch)
-        loop.take(batch)
+        loop.take(batch := collector.collect(num_steps=cell.frames_per_batch))
     if cell.is_saved:
         for key in set(batch.keys(True, True)) - {("collector", "traj_ids")}:
             np.testing.assert_array_equal(batch[key].numpy(), expected[key].numpy(), f"{key} after a restore")
-
-
-def initial_weights(collector: Any) -> Any:
-    return collector.weights.current()["policy"].items()
-
-
-def learn(module: Any, num_values: int) -> None:
-    """The learner's module is the one that acted."""
-    witness = getattr(module, "witness", module)
-    witness.mean(torch.ones(2, num_values)).sum().backward()
-    assert all(parameter.grad is not None for parameter in witness.trunk.parameters())
 
 
 @contextmanager
@@ -111,22 +101,20 @@ def policy_of(cell: Cell, *, is_lazy: bool = False) -> Any:
 
 
 def script_of(cell: Cell, policy: Any) -> dict[str, Any]:
+    script = {"policy": policy, "collection": cell.collection()}
     if cell.is_pool:
         env = cell.manifest()["spec"]["env"]
         with pytest.raises(ManifestError, match="num_envs=8 cannot be combined with env"):
             make_collector(env=env, policy=policy, num_envs=8)
-        return {"env": env, "policy": policy, "collection": cell.collection()}
+        return {"env": env, **script}
+    script |= {"num_envs": cell.num_envs, "info": cell.env()["info"]}
     if cell.is_vector:
         kind, _, mode = cell.choices[0].partition("_")
-        make_vector = partial((echo_torch if kind == "torch" else echo_env).make_vector, mode=mode)
-        amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
-        return {"env": make_vector, "policy": policy, "collection": cell.collection(), **amounts}
+        return {"env": partial((echo_torch if kind == "torch" else echo_env).make_vector, mode=mode), **script}
     if "jax" in cell:
-        amounts = {"num_envs": cell.num_envs, "info": cell.env()["info"]}
-        return {"env": EchoFunctions, "policy": policy, "collection": cell.collection(), **amounts}
+        return {"env": EchoFunctions, **script}
     make = partial(EchoEnv, crashes=CRASHES if "crashes" in cell else 0)
-    more = {"num_envs": cell.num_envs, "vectorization_mode": cell.choices[0], "info": cell.env()["info"]}
-    return {"env": make, "policy": policy, "collection": cell.collection(), **more}
+    return {"env": make, "vectorization_mode": cell.choices[0], **script}
 
 
 def play_fleet(cell: Cell, loop: PlainLoop) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,13 @@ from cormorant_worker.sinks.verify import verify
 OPTIONS = {"lengths": [3, 8, 5], "ends": "alternate"}
 
 
+def job_of(folder: Path, total: int, **more: Any) -> Any:
+    """A job with a recurrent policy and a dataset."""
+    collection = {"totalFrames": total, **more.pop("collection", {})}
+    more = {"queue": {}, **OPTIONS, **more}
+    return make_job(num_envs=2, policy="counter", dataset=str(folder), collection=collection, **more)
+
+
 def as_batch(frames: Frames, num_envs: int) -> TensorDict:
     """Stored frames as the batch `[B, T]` that they were."""
     rows = [torch.from_numpy(np.flatnonzero(frames.env == env)) for env in range(num_envs)]
@@ -46,13 +54,7 @@ def check_all(uri: str, **options: object) -> Checker:
 
 
 def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
-    uri = str(tmp_path / "data")
-
-    def job(total: int) -> object:
-        return make_job(
-            num_envs=2, policy="counter", dataset=uri, queue={}, collection={"totalFrames": total}, **OPTIONS
-        )
-
+    uri, job = str(tmp_path / "data"), partial(job_of, tmp_path / "data")
     delivered = make_checker(2, **OPTIONS)
     with make_fleet(job(330), workers=1) as fleet:
         for batch in LocalFleet(fleet).batches():
@@ -75,10 +77,7 @@ def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
 
 
 def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> None:
-    job = make_job(
-        num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
-    )
-    with reading(job, workers=1) as (fleet, reader):
+    with reading(job_of(tmp_path, 600), workers=1) as (fleet, reader):
         reader.next_batch(timeout=60)
         (tmp_path / "cpu-0-1").mkdir()  # the first replacement's part
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
@@ -92,10 +91,7 @@ def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> None:
-    job = make_job(
-        num_envs=2, policy="counter", dataset=str(tmp_path), queue={"capacityBatches": 1},
-        collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
-    )  # fmt: skip
+    job = job_of(tmp_path, 400, queue={"capacityBatches": 1}, collection={"mode": "async"})
     with reading(job, workers=1) as (fleet, reader):
         until(lambda: existing_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
@@ -114,9 +110,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("is_new", [False, True], ids=["same-fleet", "new-fleet"])
 def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path, is_new: bool) -> None:
-    job = make_job(
-        num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
-    )
+    job = job_of(tmp_path, 600)
     with reading(job, workers=2) as (fleet, reader):
         for _ in range(3):
             reader.next_batch()
@@ -151,22 +145,16 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.slow
 def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
-    def job(name: str) -> Any:
-        return make_job(
-            num_envs=2, policy="counter", queue={}, dataset=str(tmp_path / name), collection={"totalFrames": 400},
-            **OPTIONS,
-        )  # fmt: skip
-
-    with make_fleet(job("whole"), workers=1) as fleet:
+    with make_fleet(job_of(tmp_path / "whole", 400), workers=1) as fleet:
         assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 400
         assert fleet.wait_until_done(30)
-    with reading(job("halves"), workers=1) as (fleet, reader):
+    with reading(job_of(tmp_path / "halves", 400), workers=1) as (fleet, reader):
         for _ in range(3):
             reader.next_batch()
         fleet.pause()
         saved, collected = fleet.state(), fleet.stats().stepped_frames
     assert collected < 400
-    with make_fleet(job("halves"), workers=1, starts_paused=True) as fleet:
+    with make_fleet(job_of(tmp_path / "halves", 400), workers=1, starts_paused=True) as fleet:
         assert fleet.found_frames == collected
         fleet.restore(saved)
         fleet.resume()

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -31,11 +30,6 @@ def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = si
     pid = next(worker.pid for worker in fleet.stats().workers if worker.name == f"act-{index}")
     os.kill(pid, sent)
     return pid
-
-
-def frames_of(job: Any, **options: Any) -> Iterator[Any]:
-    with make_fleet(job, **options) as fleet:
-        yield from LocalFleet(fleet).batches(copy=True)
 
 
 @pytest.mark.parametrize(("workers", "total", "servers"), [(1, 107, 1), (2, 400, 2)])
@@ -114,7 +108,8 @@ def test_servers_can_be_scaled_while_they_serve() -> None:
 def test_stream_of_a_server_follows_the_job_seed() -> None:
     def drawn(seed: int) -> list[float]:
         job = make_job(num_envs=1, policy="counter", collection={"totalFrames": 40, "seed": seed})
-        return [number for batch in frames_of(served(job)) for number in batch["drawn"].flatten().tolist()]
+        with make_fleet(served(job)) as fleet:
+            return [number for batch in LocalFleet(fleet).batches() for number in batch["drawn"].flatten().tolist()]
 
     first = drawn(7)
     assert len(first) == 40
@@ -162,10 +157,6 @@ class NodesApart(RayEngine):
         return connection
 
 
-def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> WorkerFleet:
-    return WorkerFleet(job, FleetOptions(**options), engine=engine(RayOptions(num_cpus=0)))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "sent", "kind"),
@@ -179,7 +170,7 @@ def test_lost_servers_cost_time_and_nothing_else(
         opened = make_fleet(served(job), workers=2, hang_timeout_s=3.0)
     else:
         request.getfixturevalue("ray_cluster")
-        opened = on_ray(served(job), engine, workers=2)
+        opened = WorkerFleet(served(job), FleetOptions(workers=2), engine=engine(RayOptions(num_cpus=0)))
     with opened as fleet:
         assert fleet.publish(numbered(1), wait_s=60).applied == ("act-0",)
         lost = 0

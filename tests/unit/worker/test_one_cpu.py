@@ -15,8 +15,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.build import build_collector
-from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.spaces import Space
@@ -102,22 +101,12 @@ def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(
 
     torch.set_num_threads(of_script)
     known = native_threads()
-    with cartpoles(num_threads, WorkerOverrides(policy_factory=make_policy, takes_spaces=True)) as collector:
+    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": num_threads}}
+    spec = {"env": env, "policy": {"entrypoint": "cormorant.policies:mlp"}, "collection": {"framesPerBatch": 64}}
+    job = CollectorJob.model_validate(collector_job("one-cpu", spec))
+    overrides = WorkerOverrides(policy_factory=make_policy, takes_spaces=True)
+    with build_collector(job, WorkerPlace(seed=1), overrides).collector as collector:
         collector.fill(Block(collector.layout(8)), 64)
         pool = [os.sched_getaffinity(thread) for thread in native_threads() - known]
     assert (collector.cpu.cpu is not None) == keeps
     assert ({collector.cpu.cpu} in pool) == keeps
-
-
-def cartpoles(num_threads: int, overrides: WorkerOverrides = NO_OVERRIDES) -> Collector:
-    job = CollectorJob.model_validate(
-        collector_job(
-            "one-cpu",
-            {
-                "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": num_threads}},
-                "policy": {"entrypoint": "cormorant.policies:mlp"},
-                "collection": {"framesPerBatch": 64, "seed": 1},
-            },
-        )
-    )
-    return build_collector(job, WorkerPlace(seed=1), overrides).collector

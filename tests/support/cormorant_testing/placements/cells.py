@@ -128,18 +128,12 @@ class Cell:
         if self.is_vector:
             kind, _, mode = self.choices[0].partition("_")
             module = "echo_torch" if kind == "torch" else "echo_env"
-            return {
-                "vector": {"entrypoint": f"{NAMESPACE}.{module}:make_vector", "kwargs": {"mode": mode}},
-                "info": info,
-            }
+            made: dict[str, Any] = {"entrypoint": f"{NAMESPACE}.{module}:make_vector", "kwargs": {"mode": mode}}
+            return {"vector": made, "info": info}
         if "jax" in self:
             return {"jax": {"entrypoint": f"{NAMESPACE}.echo_jax:EchoFunctions"}, "info": info}
-        crashes = CRASHES if "crashes" in self else 0
-        made = {
-            "entrypoint": f"{NAMESPACE}.echo_env:make_env",
-            "vectorization": self.choices[0],
-            "kwargs": {"crashes": crashes},
-        }
+        made = {"entrypoint": f"{NAMESPACE}.echo_env:EchoEnv", "vectorization": self.choices[0]}
+        made |= {"kwargs": {"crashes": CRASHES if "crashes" in self else 0}}
         return {"gymnasium": made, "info": info}
 
     def collection(self) -> dict[str, Any]:

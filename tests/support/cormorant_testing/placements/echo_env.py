@@ -61,7 +61,3 @@ def make_vector(num_envs: int, mode: str) -> Any:
         return gymnasium.vector.AsyncVectorEnv(makers, shared_memory=False)
     modes = {"next": "NextStep", "same": "SameStep", "disabled": "Disabled"}
     return gymnasium.vector.SyncVectorEnv(makers, autoreset_mode=modes[mode])
-
-
-def make_env(**kwargs: Any) -> EchoEnv:
-    return EchoEnv(**kwargs)

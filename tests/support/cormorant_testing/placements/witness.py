@@ -94,9 +94,9 @@ def make_policy(observation_space: Any, action_space: Any, *, kind: str) -> nn.M
     return build_policy(*sizes, kind=kind, is_discrete=is_discrete)
 
 
-def weights_of(version: int, num_values: int, num_actions: int, *, prefix: str = "") -> dict[str, Tensor]:
+def weights_of(version: int, num_values: int, num_actions: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(version)
     shapes = {"0.weight": (WIDTH, num_values), "0.bias": (WIDTH,), "2.weight": (num_actions, WIDTH)}
     shapes |= {"2.bias": (num_actions,)}
-    trunk = {f"{prefix}trunk.{name}": torch.randn(shape, generator=draw) / 2 for name, shape in shapes.items()}
-    return {f"{prefix}number": torch.tensor(float(version)), **trunk}
+    trunk = {f"trunk.{name}": torch.randn(shape, generator=draw) / 2 for name, shape in shapes.items()}
+    return {"number": torch.tensor(float(version)), **trunk}
