@@ -217,12 +217,12 @@ def run_evaluation(
     from cormorant_worker.fleet.options import FleetOptions
 
     book = EpisodeBook(job)
-    if book.num_pending:
+    if book.pending:
         workers = available_cpus() if workers is None else workers
         options = FleetOptions(
             workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
         )
-        options = replace(options, workers=min(workers, book.num_pending))
+        options = replace(options, workers=min(workers, len(book.pending)))
         with WorkerFleet(job, options, engine=engine) as fleet:
             while not fleet.wait_until_done(_LOOK_S):
                 look(fleet.stats())

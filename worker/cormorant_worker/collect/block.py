@@ -111,19 +111,19 @@ class Layout:
 class Block:
     """The arrays of one batch over one buffer. Written by one collector, then sealed, then read."""
 
-    def __init__(self, layout: Layout, buffer: memoryview | bytearray | None = None) -> None:
-        """Lay the arrays over `layout.size_bytes` of a buffer, such as shared memory; None: over memory of its own."""
-        cursor = ArrayCursor(np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else buffer)
-        self._take(layout, {name: cursor.take(shape, dtype) for name, shape, dtype in layout.fields()})
-
-    @classmethod
-    def of_arrays(cls, layout: Layout, arrays: Mapping[str, Array]) -> "Block":
-        """A sealed block over `used_arrays` of another one, with exactly as many rows."""
-        block = cls.__new__(cls)
-        block._take(layout, arrays)
-        return block
-
-    def _take(self, layout: Layout, arrays: Mapping[str, Array]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        buffer: memoryview | bytearray | None = None,
+        *,
+        arrays: Mapping[str, Array] | None = None,
+    ) -> None:
+        """Lay the arrays over `layout.size_bytes` of a buffer, such as shared memory; None: over memory of its own.
+        `arrays`: instead, the `used_arrays` of another one, for a sealed block of exactly as many rows.
+        """
+        if arrays is None:
+            cursor = ArrayCursor(np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else buffer)
+            arrays = {name: cursor.take(shape, dtype) for name, shape, dtype in layout.fields()}
         self.layout = layout
         self._arrays = arrays
         self.observation = _series(arrays, "observation")

@@ -31,31 +31,27 @@ class EpisodeBook:
         self._deaths: Counter[int] = Counter()
         """Workers that ended while they played an episode."""
         played = self._folder.played()
-        self._pending = deque(i for i, episode in enumerate(self.planned) if episode.key not in played)
-        self.found = len(self.planned) - len(self._pending)
+        self.pending = deque(i for i, episode in enumerate(self.planned) if episode.key not in played)
+        """Positions of episodes that are neither played nor in a ticket."""
+        self.found = len(self.planned) - len(self.pending)
         """Episodes that earlier fleets played."""
-
-    @property
-    def num_pending(self) -> int:
-        """Number of episodes that are neither played nor in a ticket."""
-        return len(self._pending)
 
     def chunk_size(self, *, num_envs: int, num_workers: int) -> int:
         """Episodes per ticket: as many as step in parallel, or fewer so that every worker gets some."""
-        return max(1, min(num_envs, -(-len(self._pending) // max(1, num_workers))))
+        return max(1, min(num_envs, -(-len(self.pending) // max(1, num_workers))))
 
     def take(self, count: int) -> tuple[int, ...]:
         """Positions of episodes for a ticket; after a death a single one, to find the one that kills workers."""
-        taken = [self._pending.popleft()]
-        while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self._pending[0]]:
-            taken.append(self._pending.popleft())
+        taken = [self.pending.popleft()]
+        while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self.pending[0]]:
+            taken.append(self.pending.popleft())
         return tuple(taken)
 
     def give_back(self, episodes: Sequence[int]) -> str:
         """Play a lost worker's episodes again, before others. Returns why another worker would die as well; empty: it
         need not.
         """
-        self._pending.extendleft(reversed(episodes))
+        self.pending.extendleft(reversed(episodes))
         self._deaths.update(episodes)
         if len(episodes) != 1 or (deaths := self._deaths[episodes[0]]) < _MOST_DEATHS:
             return ""

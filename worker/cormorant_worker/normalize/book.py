@@ -24,14 +24,10 @@ class StatisticsBook(Mapping[int, Document]):
         """Begin with what earlier fleets of the job merged; None: nothing, or what `begin` gives."""
         self._lock = threading.Lock()
         """Guards everything below."""
-        self._current = found or Statistics()
+        self.current = found or Statistics()
+        """Moments of all acknowledged batches."""
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
-
-    @property
-    def current(self) -> Statistics:
-        """Moments of all acknowledged batches."""
-        return self._current
 
     def begin(self, initial: Statistics) -> None:
         """Set the statistics of version 0: none, or those of the initial weights, which are then continued. All workers
@@ -41,7 +37,7 @@ class StatisticsBook(Mapping[int, Document]):
             self._versions.setdefault(0, initial)
             self._base(initial)
             # Every key has statistics from the start, for what is published before a batch is acknowledged.
-            self._current = initial.emptied().merged(self._current)
+            self.current = initial.emptied().merged(self.current)
 
     def inherit(self, statistics: Statistics) -> None:
         """Continue from the statistics that an earlier fleet published, unless this one has merged more frames."""
@@ -50,17 +46,17 @@ class StatisticsBook(Mapping[int, Document]):
 
     def _base(self, statistics: Statistics) -> None:
         if self._is_first and statistics.count:
-            self._current, self._is_first = statistics.merged(self._current), False
+            self.current, self._is_first = statistics.merged(self.current), False
 
     def merge(self, statistics: Statistics) -> None:
         """Merge a batch. Called once per batch."""
         with self._lock:
-            self._current = self._current.merged(statistics)
+            self.current = self.current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
         """Record a published version's statistics: the given ones, else those that it has, else the current ones."""
         with self._lock:
-            found = self._versions[version] = statistics or self._versions.get(version) or self._current
+            found = self._versions[version] = statistics or self._versions.get(version) or self.current
             while len(self._versions) > KEPT_VERSIONS:
                 self._versions.popitem(last=False)
             return found
@@ -68,14 +64,14 @@ class StatisticsBook(Mapping[int, Document]):
     def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
         """Continue from a saved state. Statistics of published versions are kept."""
         with self._lock:
-            self._current, self._is_first = current, False
+            self.current, self._is_first = current, False
             known = {**versions, **self._versions}
             self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
 
     def glance(self) -> dict[str, StatisticsGlance]:
         """Summary of the current statistics by key, and of those of the newest version."""
         with self._lock:
-            current, published = self._current.moments, next(reversed(self._versions.values()), Statistics()).moments
+            current, published = self.current.moments, next(reversed(self._versions.values()), Statistics()).moments
         return {
             name: StatisticsGlance(
                 frames=moments.count,

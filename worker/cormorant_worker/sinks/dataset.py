@@ -58,12 +58,8 @@ class StoredDataset:
 
     def __init__(self, store: "DatasetStore", description: DatasetDescription) -> None:
         """Use `open_dataset`, `find_dataset` or `existing_dataset`."""
-        self.store = store
+        self.store, self.uri = store, store.uri
         self.description = description
-
-    @property
-    def uri(self) -> str:
-        return self.store.uri
 
     def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
         """All parts, by group, index and attempt. `have_ended`: late writes of dead writers do not count."""

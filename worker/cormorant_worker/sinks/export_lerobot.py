@@ -77,7 +77,9 @@ class LeRobotWriter:
         self._files = 0
         self.frames = 0
         self._episodes: list[dict[str, Any]] = []
-        self._statistics = {name: _Statistics(shape) for name, (_, shape) in self._features.items()}
+        shapes = {name: shape for name, (_, shape) in self._features.items()}
+        self._moments = {name: RunningMoments.none(shape) for name, shape in shapes.items()}
+        self._ranges = {name: (np.full(shape, np.inf), np.full(shape, -np.inf)) for name, shape in shapes.items()}
 
     def add(self, frames: Frames) -> None:
         count, number = len(frames), len(self._episodes)
@@ -139,7 +141,11 @@ class LeRobotWriter:
             "features": features,
         }
         self._path("meta/info.json").write_text(json.dumps(info, indent=2))
-        statistics = {name: known.document() for name, known in self._statistics.items()}
+        statistics: dict[str, dict[str, Any]] = {}
+        for name, known in self._moments.items():
+            low, high = self._ranges[name]
+            arrays = {"min": low, "max": high, "mean": known.mean, "std": np.sqrt(known.m2 / known.count)}
+            statistics[name] = {which: values.tolist() for which, values in arrays.items()} | {"count": [known.count]}
         self._path("meta/stats.json").write_text(json.dumps(statistics, indent=2))
         # Metadata by which pandas takes the tasks' names for the index.
         index = "__index_level_0__"
@@ -159,8 +165,13 @@ class LeRobotWriter:
         if not self._held:
             return
         columns = {name: np.concatenate([arrays[name] for arrays in self._held]) for name in self._features}
-        for name, values in columns.items():
-            self._statistics[name].add(values.reshape((len(values), *self._features[name][1])))
+        for name, column in columns.items():
+            values = column.reshape((len(column), *self._features[name][1]))
+            step = max(1, _STATISTICS_BYTES // (8 * max(1, values[0].size)))
+            for part in (values[at : at + step].astype(np.float64) for at in range(0, len(values), step)):
+                low, high = self._ranges[name]
+                self._ranges[name] = np.minimum(low, part.min(axis=0)), np.maximum(high, part.max(axis=0))
+                self._moments[name] = self._moments[name].merged(RunningMoments.of(part))
         chunk, file = divmod(self._files, _FILES_PER_CHUNK)
         path = self._path("data/" + _WHERE.format(chunk_index=chunk, file_index=file))
         # LeRobot takes the shape (1,) for a number.
@@ -173,28 +184,6 @@ class LeRobotWriter:
         path = self._target / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
-
-
-class _Statistics:
-    """Of one feature, as LeRobot's `stats.json` has them."""
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._moments = RunningMoments.none(shape)
-        self._low, self._high = np.full(shape, np.inf), np.full(shape, -np.inf)
-
-    def add(self, values: Array) -> None:
-        step = max(1, _STATISTICS_BYTES // (8 * max(1, self._low.size)))
-        for start in range(0, len(values), step):
-            part = values[start : start + step].astype(np.float64)
-            self._moments = self._moments.merged(RunningMoments.of(part))
-            self._low = np.minimum(self._low, part.min(axis=0))
-            self._high = np.maximum(self._high, part.max(axis=0))
-
-    def document(self) -> dict[str, Any]:
-        count = self._moments.count
-        std = np.sqrt(self._moments.m2 / count)
-        arrays = {"min": self._low, "max": self._high, "mean": self._moments.mean, "std": std}
-        return {name: values.tolist() for name, values in arrays.items()} | {"count": [count]}
 
 
 def _columns(schema: FrameSchema) -> dict[str, Leaf]:

@@ -108,7 +108,6 @@ class ShardWriter:
         the frames; images are compressed (lz4). Raises DatasetError where this or an earlier block could not be stored;
         sealed shards are kept.
         """
-        self._refuse_if_failed()
         self._wait_for_seal()
         frames = block.num_frames
         if not frames:
@@ -147,7 +146,6 @@ class ShardWriter:
 
     def flush(self) -> None:
         """Seal the open shard and wait until it is durable."""
-        self._refuse_if_failed()
         self._wait_for_seal()
         self._begin_seal()
         self._wait_for_seal()
@@ -196,6 +194,8 @@ class ShardWriter:
         self.durable_frames += shard.frames
 
     def _wait_for_seal(self) -> None:
+        if self._failure is not None:
+            raise DatasetError(self._failure)
         if self._sealing is not None:
             sealing, self._sealing = self._sealing, None
             with self._explained(self._limits.size_bytes):
@@ -222,10 +222,6 @@ class ShardWriter:
                 "then restart with the same URI"
             )
             raise DatasetError(self._failure) from error
-
-    def _refuse_if_failed(self) -> None:
-        if self._failure is not None:
-            raise DatasetError(self._failure)
 
 
 class ShardRecord(BaseModel, frozen=True, extra="forbid", strict=True):

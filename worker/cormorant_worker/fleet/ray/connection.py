@@ -87,7 +87,7 @@ class RayBlockPool:
 
     def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
         """Add a ticket's arrays, which are mapped in this process."""
-        block = Block.of_arrays(self._layout, {name: writable(array) for name, array in arrays.items()})
+        block = Block(self._layout, arrays={name: writable(array) for name, array in arrays.items()})
         block.num_rows, block.num_ends = num_rows, num_ends
         self._lent[block_index] = block
 
