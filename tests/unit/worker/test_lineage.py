@@ -25,7 +25,7 @@ def make_slots(number: int) -> tuple[Slot, ...]:
 def saved(lineage: Lineage, *slots: Slot, dataset: str = "") -> FleetState:
     return FleetState(
         frames=0, version=PolicyVersion(0), weights=b"", seed=0, workers={}, run=lineage.run, epoch=lineage.epoch,
-        dataset=dataset, attempts={slot.name: slot.attempt for slot in slots},
+        dataset=dataset, attempts={slot.name: max(0, slot.attempt) for slot in slots},
         written={slot.name: slot.written for slot in slots},
     )  # fmt: skip
 

@@ -116,7 +116,7 @@ class InProcessFleet:
             raise StateError(f"the state holds workers {sorted(saved.workers)}, this collector is {_NAME} alone")
         if saved.weights:
             self._collector.weights.load(WeightsBlob.from_bytes(saved.weights).weights())
-            self._collector.weights.version = saved.version
+            self._collector.weights.version = PolicyVersion(saved.version)
         self._collector.restore(bytes(saved.workers[_NAME]))
         self._frames = saved.frames
 

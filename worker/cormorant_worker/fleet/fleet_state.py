@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.tensor_file import parse_header
@@ -15,39 +16,26 @@ from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
+_PLAIN = ("frames", "version", "attempts", "seed", "run", "epoch", "dataset", "written")
+"""Fields of a state that are JSON as they are, in the order of the file."""
 _PAST, _WORKER = "past/", "worker/"
 CURRENT = -1
 """Key, beside versions, of the statistics that the next version will be published with."""
 
 
-class _Plain(BaseModel):
-    """Fields of a state that are JSON as they are, in the order of the file."""
-
-    model_config = ConfigDict(strict=True)
-    frames: Count
-    version: Version
-    attempts: dict[str, Count]
-    seed: Count
-    run: str = ""
-    epoch: Count = 0
-    dataset: str = ""
-    written: dict[str, Count] = {}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, config=ConfigDict(strict=True, arbitrary_types_allowed=True))
 class FleetState:
     """Every collector's state, the published weights, the count of frames."""
 
-    frames: int
-    version: PolicyVersion
+    frames: Count
+    version: Version
     weights: bytes | memoryview
     """Safetensors of every model's newest weights; empty when nothing was published."""
-    attempts: Mapping[str, int]
+    attempts: Mapping[str, Count]
     """The last random stream of each slot, by worker name: their seeds must not be used again."""
-    seed: int
+    seed: Count
     """Seed from which replacement workers derive their random streams."""
     workers: Mapping[str, bytes | memoryview]
     """`state.py`'s bytes by worker name."""
@@ -55,10 +43,10 @@ class FleetState:
     """Earlier publishes that groups of agents may play, oldest first; `weights` is then the last publish alone."""
     run: str = ""
     """Names the fleet."""
-    epoch: int = 0
+    epoch: Count = 0
     dataset: str = ""
     """URI; empty: none."""
-    written: Mapping[str, int] = field(default_factory=dict)
+    written: Mapping[str, Count] = field(default_factory=dict)
     """Frames received from each slot, by worker name, including those that earlier fleets left in the dataset."""
     statistics: Mapping[int, Statistics] = field(default_factory=dict)
     """Statistics of each published version, and as CURRENT those of all acknowledged frames; empty without
@@ -95,7 +83,7 @@ class FleetState:
         parts = {"weights": self.weights, **{_WORKER + name: data for name, data in self.workers.items()}}
         parts |= {f"{_PAST}{version}": data for version, data in self.past.items()}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
-        metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _Plain.model_fields}
+        metadata: dict[str, Any] = {"format": FORMAT} | {name: getattr(self, name) for name in _PLAIN}
         if self.statistics:
             metadata["statistics"] = {str(version): found.document() for version, found in self.statistics.items()}
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
@@ -111,18 +99,15 @@ class FleetState:
             metadata = json.loads(parsed.metadata["cormorant_fleet"])
             if metadata["format"] != FORMAT:
                 raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
-            plain = _Plain.model_validate(metadata)
             body, parts = memoryview(data)[parsed.data_start :], dict[str, memoryview]()
             for name, entry in parsed.tensors.items():
                 if entry.dtype != "U8" or len(entry.shape) != 1:
                     raise ValueError(f"{name[:80]} is not a byte array")  # noqa: TRY301  # as for other bytes
                 parts[name] = body[entry.begin : entry.end]
             workers = {name.removeprefix(_WORKER): part for name, part in parts.items() if name.startswith(_WORKER)}
-            if workers.keys() != plain.attempts.keys():
-                raise ValueError(f"it holds workers {sorted(workers)} but attempts of {sorted(plain.attempts)}")  # noqa: TRY301  # as above
             older = sorted(int(name.removeprefix(_PAST)) for name in parts if name.startswith(_PAST))
-            return cls(
-                **plain.model_dump(),
+            state = cls(
+                **{name: metadata[name] for name in _PLAIN if name in metadata},
                 weights=parts.get("weights", b""),
                 past={version: parts[f"{_PAST}{version}"] for version in older},
                 statistics={
@@ -131,6 +116,8 @@ class FleetState:
                 },
                 workers=workers,
             )
+            if workers.keys() != state.attempts.keys():
+                raise ValueError(f"it holds workers {sorted(workers)} but attempts of {sorted(state.attempts)}")  # noqa: TRY301  # as above
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             what: object = f"{error} is missing" if isinstance(error, KeyError) else error
             if isinstance(error, ValidationError):
@@ -138,3 +125,4 @@ class FleetState:
             raise StateError(
                 f"these {len(data)} bytes are not a fleet's state: {what}; give what state() returned"
             ) from error
+        return state

@@ -51,14 +51,11 @@ def main(arguments: Sequence[str]) -> int:
     except SupervisorRefused as error:
         log.critical("supervisor_refused", reason=str(error))
         return _REFUSED
-    except PodRefused as error:
-        log.critical("pod_refused", reason=str(error))
+    except (PodRefused, PodBlocked) as error:
+        is_blocked = isinstance(error, PodBlocked)
+        log.critical("pod_blocked" if is_blocked else "pod_refused", reason=str(error))
         write_sentence(read_termination_path(os.environ), str(error))
-        return _FAILED
-    except PodBlocked as error:
-        log.critical("pod_blocked", reason=str(error))
-        write_sentence(read_termination_path(os.environ), str(error))
-        return _BLOCKED
+        return _BLOCKED if is_blocked else _FAILED
 
 
 def _supervise_worker(signals: Sequence[int], context: LogContext) -> int:
