@@ -7,7 +7,7 @@ import pytest
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.vectors import COUNTING
-from cormorant_worker.errors import EnvCrashed, WorkerFailed
+from cormorant_worker.errors import EnvCrashed, InvalidAction, WorkerFailed
 from cormorant_worker.fleet.counters import EnvFailures
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.runtime import describe_failure
@@ -22,11 +22,21 @@ def test_environments_that_can_never_step_end_the_fleet_at_once() -> None:
         assert fleet.stats().restarts == 0, "ten more workers would have failed in the same way"
 
 
-@pytest.mark.parametrize("has_stepped", [True, False])
-def test_a_crash_is_final_where_no_environment_ever_stepped(has_stepped: bool) -> None:
-    failed = describe_failure(EnvCrashed("environment 0 raised", has_stepped=has_stepped))
-    assert (failed.is_final, failed.may_pass) == (not has_stepped, True)
-    assert not describe_failure(RuntimeError("of the policy")).is_final
+@pytest.mark.parametrize(
+    ("error", "acts_as_published", "is_final"),
+    [
+        (EnvCrashed("environment 0 raised", has_stepped=True), False, False),
+        (EnvCrashed("environment 0 raised", has_stepped=False), False, True),
+        (InvalidAction("NaN"), False, True),
+        (InvalidAction("NaN"), True, False),  # the next weights may act better
+        (RuntimeError("of the policy"), False, False),
+    ],
+)
+def test_failure_that_another_worker_may_not_have_is_not_final(
+    error: Exception, acts_as_published: bool, is_final: bool
+) -> None:
+    failed = describe_failure(error, acts_as_published=acts_as_published)
+    assert (failed.is_final, failed.may_pass) == (is_final, isinstance(error, EnvCrashed))
 
 
 def test_crash_of_all_environments_is_not_final_after_frames(tmp_path) -> None:

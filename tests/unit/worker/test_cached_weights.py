@@ -40,19 +40,13 @@ def test_statistics_are_kept_with_the_weights_that_act_with_them(tmp_path: Path)
     assert found.statistics.document() == statistics.document()
 
 
-def test_of_several_models_the_newest_of_each_is_kept(tmp_path: Path) -> None:
+def test_of_several_models_the_newest_of_each_is_kept_as_it_was_published(tmp_path: Path) -> None:
     kept = CachedWeights(tmp_path)
     keep(kept, 1, "policy", "critic")
     keep(kept, 2, "critic")
     keep(kept, 9, "critic")
+    keep(kept, 9, "critic", text="as a new head put it together")
     assert read(kept) == [(1, "policy", "bytes of 1"), (9, "critic", "bytes of 9")]
-
-
-def test_a_version_that_is_kept_stays_as_it_was_published(tmp_path: Path) -> None:
-    kept = CachedWeights(tmp_path)
-    keep(kept, 5, "policy", text="as the learner sent it")
-    keep(kept, 5, "policy", text="as a new head put it together")
-    assert read(kept) == [(5, "policy", "as the learner sent it")]
 
 
 @pytest.mark.parametrize("below", ["", "file"])

@@ -50,18 +50,11 @@ def test_a_dataset_that_another_run_writes_is_refused(tmp_path: Path) -> None:
     DatasetRoot(str(tmp_path / "data")).close()
 
 
-@pytest.fixture
-def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`flock` as a mount of an object store answers it."""
-
-    def flock(descriptor: int, operation: int) -> None:
+def test_directory_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:  # as a mount of an object store answers it
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr("fcntl.flock", flock)
-
-
-@pytest.mark.usefixtures("no_locks")
-def test_directory_without_file_locks_is_refused(tmp_path: Path) -> None:
     words = r"^the head's directory .* is on a file system without file locks .*; use a local disk"
     with pytest.raises(StoreError, match=words):
         HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path))

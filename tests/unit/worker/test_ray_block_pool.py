@@ -35,8 +35,7 @@ def test_a_store_without_room_is_refused_with_figures() -> None:
 
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
-    block_index, memory = blocks.lend(pid=7)
-    assert (memory, blocks.room, len(blocks._lent)) == (None, 0, 1)
+    block_index, _ = blocks.lend(pid=7)
     with pytest.raises(FleetError, match="all 1 batch slots are in use"):
         blocks.lend(pid=7)
     sent = Block(LAYOUT)
@@ -46,8 +45,7 @@ def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
         array.flags.writeable = False  # as Ray hands them out
     blocks.land(block_index, arrays, num_rows=4, num_ends=0)
     landed = blocks.block(block_index)
-    assert (landed.num_rows, landed.num_ends) == (4, 0)
     assert np.shares_memory(landed.reward, arrays["reward"])
     assert landed.reward.flags.writeable
     blocks.give_back(block_index)
-    assert (blocks.room, len(blocks._lent)) == (1, 0)
+    assert blocks.room == 1

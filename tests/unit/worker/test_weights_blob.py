@@ -83,14 +83,6 @@ def test_tensors_at_odd_offsets_are_read_all_the_same() -> None:
     assert read_weights(memoryview(shifted)[1:])["policy"]["b"].tolist() == [1.5, -2.5]
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04rest", b"nonsense", bytes(8) + b"{}"])
-def test_what_is_no_safetensors_is_refused_with_a_sentence(data: bytes) -> None:
-    with pytest.raises(MalformedWeights) as caught:
-        received(data)
-    assert ("are a pickle" in str(caught.value)) == data.startswith((b"\x80", b"PK"))
-    assert "safetensors" in str(caught.value)
-
-
 def test_a_fault_in_the_header_says_where_it_lies() -> None:
     text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
     with pytest.raises(MalformedWeights, match='tensor "a" begins at 4 and leaves a gap') as caught:
@@ -103,20 +95,14 @@ def test_the_header_alone_tells_what_does_not_fit() -> None:
     fits = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
     verify(WeightsBlob.of({"policy": fits}).specs, specs)
     wrong = {"weight": torch.ones(2, 3), "extra": torch.ones(1), "bias": torch.ones(3, dtype=torch.float64)}
-    with pytest.raises(WeightsMismatch) as caught:
+    words = (
+        r"3 tensors .*: unexpected: policy/extra; shape: policy/weight is \[2, 3\], not \[3, 2\]; .* is float64, not"
+    )
+    with pytest.raises(WeightsMismatch, match=words):
         verify(WeightsBlob.of({"policy": wrong}).specs, specs)
-    for words in (
-        "3 tensors do not fit",
-        "shape: policy/weight is [2, 3], not [3, 2]",
-        "unexpected: policy/extra",
-        "policy/bias is float64, not float32",
-    ):
-        assert words in str(caught.value)
     many = {f"t{i}": torch.ones(1) for i in range(30)}
     with pytest.raises(WeightsMismatch, match=r"32 tensors do not fit.* and 12 more; nothing was applied"):
         verify(WeightsBlob.of({"policy": many}).specs, specs)
-    with pytest.raises(WeightsMismatch, match="unexpected: actor/"):
-        verify(WeightsBlob.of({"actor": fits}).specs, specs)
 
 
 def test_a_dtype_without_a_name_is_refused() -> None:
