@@ -58,13 +58,9 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
                 checker.take(loan.tensordict())
         until(lambda: not fleet.stats().workers)
         stats = fleet.stats()
-        assert fleet.is_done
-        assert fleet.found_frames == 1000
-        assert stats.frames == 1000 + checker.frames
-        assert stats.stepped_frames == checker.frames
-        assert stats.dropped == {}
-        assert stats.restarts == 0
-        assert not stats.paused
+        assert (fleet.is_done, fleet.found_frames, stats.paused) == (True, 1000, False)
+        assert (stats.frames, stats.stepped_frames) == (1000 + checker.frames, checker.frames)
+        assert (stats.dropped, stats.restarts) == ({}, 0)
 
 
 def test_drained_fleet_whose_workers_stay_is_saved_while_a_batch_is_out() -> None:

@@ -27,19 +27,10 @@ NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
 
 
-CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"policy": "counter", "num_envs": 2, "lengths": (3, 1, 7), "ends": "alternate"},
-        pytest.param({"policy": "cormorant.policies:mlp", "env": CARTPOLE}, marks=pytest.mark.slow),
-    ],
-    ids=["counting", "cartpole"],
-)
-def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None, given: dict) -> None:
-    job = make_job(collection={"mode": "sync", "totalFrames": 131}, **given)
+def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None) -> None:
+    job = make_job(
+        policy="counter", lengths=(3, 1, 7), ends="alternate", collection={"mode": "sync", "totalFrames": 131}
+    )
     with WorkerFleet(job, FleetOptions(workers=2)) as fleet:
         expected = list(LocalFleet(fleet).batches(copy=True))
     with WorkerFleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
@@ -99,14 +90,6 @@ def test_own_ray_cluster_ends_with_the_fleet() -> None:
     until(lambda: not of_session(script.pid), seconds=20)
 
 
-def job_with(resources: dict) -> object:
-    document = make_job(num_envs=2, lengths=3).to_document()
-    document["spec"]["workerGroups"] = [{"name": "cpu", "resources": resources}]
-    from cormorant_worker.launch import load_job
-
-    return load_job(document)
-
-
 @pytest.mark.parametrize(
     ("resources", "options", "is_own", "expected"),
     [
@@ -116,18 +99,18 @@ def job_with(resources: dict) -> object:
         ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {}, False, (2, 1, {})),
         ({"limits": {"cpu": "2"}}, {"num_cpus": 0.5, "num_gpus": 0.25}, False, (0.5, 0.25, {})),
         ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {"slot_resources": True}, False, (0, 0, {"slot:cpu-0": 1.0})),
-        ({}, {"resources": {"walrus": 2}}, False, (1, 0, {"walrus": 2})),
-        ({}, {"actors": [{"num_cpus": 3, "resources": {"seal": 1}}]}, False, (3, 0, {"seal": 1})),
+        ({}, {"resources": {"walrus": 2}, "actors": [{"num_cpus": 3, "resources": {"seal": 1}}]}, False,
+         (3, 0, {"walrus": 2, "seal": 1})),
         ({}, {"actors": [{"num_cpus": 3, "num_gpus": 1}]}, True, (0, 1, {})),
     ],
-)
+)  # fmt: skip
 def test_a_worker_asks_for_what_its_group_says(resources: dict, options: dict, is_own: bool, expected: tuple) -> None:
     assert asked_for(resources, options, is_own=is_own) == expected
 
 
 def asked_for(resources: dict, options: dict, *, is_own: bool = False, device: str = "cpu") -> tuple:
-    place = WorkerPlace(group="cpu", device=device)
-    asked = actor_options(job_with(resources), place, RayOptions(**options), is_own=is_own)
+    job = make_job(num_envs=2, lengths=3, worker_groups=[{"name": "cpu", "resources": resources}])
+    asked = actor_options(job, WorkerPlace(group="cpu", device=device), RayOptions(**options), is_own=is_own)
     return asked["num_cpus"], asked["num_gpus"], asked["resources"]
 
 

@@ -1,7 +1,5 @@
 """Sizes by group, and single slots that are given up, with real processes."""
 
-from typing import ClassVar
-
 import pytest
 import torch
 
@@ -17,20 +15,16 @@ from cormorant_worker.fleet.options import FleetOptions
 
 def test_workers_of_all_groups_are_spread_over_devices() -> None:
     class Asked(LocalEngine):
-        numbers: ClassVar[list[tuple[str, int]]] = []
-
         def device_of(self, device: str, number: int) -> str:
-            self.numbers.append((device, number))
+            asked.append((device, number))
             return super().device_of(device, number)
 
+    asked = list[tuple[str, int]]()
     groups = [{"name": "a"}, {"name": "b", "replicas": 1}]
     job = make_job(num_envs=1, lengths=5, workers=2, worker_groups=groups)
     with WorkerFleet(job, FleetOptions(workers=3), engine=Asked()) as fleet:
-        until(lambda: fleet._core.slots.is_complete)
-        assert sorted(Asked.numbers) == [("cpu", 0), ("cpu", 1), ("cpu", 2)]
-        assert [(worker.name, worker.device) for worker in fleet.stats().workers] == [
-            ("a-0", "cpu"), ("a-1", "cpu"), ("b-0", "cpu"),
-        ]  # fmt: skip
+        assert sorted(asked) == [("cpu", 0), ("cpu", 1), ("cpu", 2)]
+        assert [worker.name for worker in fleet.stats().workers if worker.device == "cpu"] == ["a-0", "a-1", "b-0"]
     assert [spread("cuda", number, num_devices=2) for number in range(3)] == ["cuda:0", "cuda:1", "cuda:0"]
     assert [spread(name, 1, num_devices=count) for name, count in [("cuda", 1), ("cuda:0", 8), ("cpu", 0)]] == [
         "cuda", "cuda:0", "cpu",

@@ -1,5 +1,6 @@
 """The process that forks workers: what they inherit, what happens when it dies."""
 
+import io
 import os
 import signal
 import socket
@@ -20,11 +21,8 @@ from cormorant_worker.launch import make_collector
 from cormorant_worker.local_fleet import LocalFleet
 
 
-def test_workers_find_the_folder_and_the_variables_of_the_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_find_the_folder_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SET_AFTER_THE_NURSERY", "here")
     with make_fleet(make_job(num_envs=2, lengths=5), workers=2) as fleet:
         for worker in fleet.stats().workers:
             process = psutil.Process(worker.pid)
@@ -106,23 +104,13 @@ class Env(CartPoleEnv):
 """
 
 
-class Tee:
-    """What a program puts in the place of stderr, without a descriptor."""
-
-    def write(self, text: str) -> int:
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is kept back."""
-
-
 def test_environments_import_from_the_folder_and_print_to_stderr(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "env_beside_a_notebook.py").write_text(_BESIDE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", ["", *sys.path])  # as in notebooks
-    monkeypatch.setattr(sys, "stderr", Tee())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())  # it has no descriptor
     env = {"gymnasium": {"entrypoint": "env_beside_a_notebook:Env", "vectorization": "subprocess", "numEnvs": 1}}
     collector = make_collector(env=env)
     collector.collect(num_steps=2)

@@ -10,7 +10,6 @@ import pytest
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.local.engine import SharedBlockPool
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.fleet.stats import WorkerStats
@@ -75,12 +74,6 @@ def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> Collecto
 def collecting(fleet: WorkerFleet) -> list[WorkerStats]:
     """Workers that step environments, in the order of their slots."""
     return [worker for worker in fleet.stats().workers if not worker.name.startswith("act-")]
-
-
-def blocks_made(fleet: WorkerFleet) -> int:
-    """Blocks of a fleet that have memory."""
-    pool: Any = fleet._core.queue.blocks
-    return len(pool._blocks if isinstance(pool, SharedBlockPool) else pool._lent)
 
 
 def balance(fleet: WorkerFleet) -> int:
