@@ -373,7 +373,8 @@ UPDATES: dict[str, Update] = {
 }
 
 
-SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | st.floats(allow_nan=False) | st.text(max_size=12)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)  # JSON has no other
+SCALARS = st.none() | st.booleans() | st.integers(-(2**64), 2**64) | FINITE | st.text(max_size=12)
 
 
 def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
