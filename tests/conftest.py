@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from cormorant_testing import needs
 
+BEGAN = time.monotonic()
 # Importing all tests makes a million objects that live to the end. The collector would look at them again and again: a
 # third of the time that pytest needs until the first test, and some in each test.
 gc.disable()
@@ -46,21 +47,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: place[item.path])  # stable: a file's tests keep their order
 
 
-class _TimeBudget:
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self.ends = time.monotonic() + seconds
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self) -> None:
-        if time.monotonic() > self.ends:
-            pytest.skip(f"not run: the time budget of {self.seconds:.0f} s was spent")
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    seconds = item.config.getoption("--time-budget")
+    if seconds is not None and time.monotonic() > BEGAN + seconds:
+        pytest.skip(f"not run: the time budget of {seconds:.0f} s was spent")
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    seconds = config.getoption("--time-budget")
-    if seconds is not None:
-        config.pluginmanager.register(_TimeBudget(seconds))
+def pytest_configure() -> None:
     needs.required()  # a name that it does not know is refused before any test runs
     # A shell may start background jobs with Ctrl-C ignored; commands that tests interrupt would inherit that.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

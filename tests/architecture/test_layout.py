@@ -15,15 +15,10 @@ def sources() -> list[Path]:
     return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
-@pytest.mark.parametrize("folder", ["operator", "worker", "api"])
-def test_rooms_are_folders_and_never_packages(folder: str) -> None:
+def test_rooms_and_tests_are_folders_and_never_packages() -> None:
     # An operator/__init__.py would shadow the standard library.
-    assert not (ROOT / folder / "__init__.py").exists()
-
-
-def test_tests_are_no_packages() -> None:
-    found = [path for path in (ROOT / "tests").rglob("__init__.py") if "support" not in path.parts]
-    assert found == []
+    assert not [room for room in ("operator", "worker", "api") if (ROOT / room / "__init__.py").exists()]
+    assert not [path for path in (ROOT / "tests").rglob("__init__.py") if "support" not in path.parts]
 
 
 def test_no_module_is_longer_than_it_may_be() -> None:

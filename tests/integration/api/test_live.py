@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -41,20 +41,17 @@ def listening(api: Api) -> Iterator[Iterator[Frame]]:
     connection.request("GET", "/v1/live", headers={"Authorization": f"Bearer {api.token}"})
     response = connection.getresponse()
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-    try:
-        yield frames_of(response)
-    finally:
-        connection.close()
 
+    def frames() -> Iterator[Frame]:
+        for raw in response:
+            name, _, value = raw.decode().rstrip("\n").partition(": ")
+            if name == "event":
+                kind = value
+            elif name == "data":
+                yield kind, json.loads(value)
 
-def frames_of(lines: Any) -> Iterator[Frame]:
-    kind = ""
-    for raw in lines:
-        name, _, value = raw.decode().rstrip("\n").partition(": ")
-        if name == "event":
-            kind = value
-        elif name == "data":
-            yield kind, json.loads(value)
+    with closing(connection):
+        yield frames()
 
 
 def first(frames: Iterator[Frame], kind: str, what: Any = lambda _: True) -> Any:

@@ -12,11 +12,9 @@ from cormorant_testing.collecting import make_job, seen_of
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.serving import serve, weights_file
 
-NORMALIZE = {"observation": {"clip": 3}, "reward": {}}
-
 
 def job_of(total: int) -> Any:
-    collection = {"totalFrames": total, "normalize": NORMALIZE}
+    collection = {"totalFrames": total, "normalize": {"observation": {"clip": 3}, "reward": {}}}
     return make_job(policy="seer", action="box", lengths=(3, 7), step_s=0.001, collection=collection)
 
 

@@ -4,36 +4,18 @@ import pytest
 
 from cormorant_testing.serving import Api, Served
 
-ROLES = [
-    ("GET", "/v1/status", "read"),
-    ("GET", "/v1/spaces", "read"),
-    ("GET", "/v1/workers", "read"),
-    ("GET", "/v1/models", "read"),
-    ("GET", "/v1/models/policy", "read"),
-    ("GET", "/v1/models/policy/weights", "read"),
-    ("GET", "/v1/models/policy/versions", "read"),
-    ("GET", "/v1/updates/u1", "read"),
-    ("GET", "/v1/pauses", "read"),
-    ("GET", "/v1/events?limit=1", "read"),
-    ("GET", "/v1/live", "read"),
-    ("GET", "/v1/workers/cpu-0/picture", "read"),
-    ("GET", "/v1/state", "write"),
-    ("GET", "/v1/batches/next", "read"),
-    ("POST", "/v1/batches/x-1/ack", "read"),
-    ("POST", "/v1/batches/x-1/release?delivery=1", "read"),
-    ("PUT", "/v1/models/policy/weights", "write"),
-    ("PUT", "/v1/weights", "write"),
-    ("POST", "/v1/models/policy:rollback", "write"),
-    ("POST", "/v1/pauses", "write"),
-    ("DELETE", "/v1/pauses/p1", "write"),
-    ("POST", "/v1/pause", "write"),
-    ("POST", "/v1/resume", "write"),
-    ("PUT", "/v1/state", "write"),
-    ("GET", "/v1/evaluation", "read"),
-    ("POST", "/v1/seed", "write"),
-    ("PUT", "/v1/desired", "operator"),
-    ("POST", "/v1/drain", "operator"),
-]
+PATHS = {
+    ("read", "GET"): "status spaces workers workers/cpu-0/picture models models/policy models/policy/weights "
+    "models/policy/versions updates/u1 pauses events?limit=1 live batches/next evaluation",
+    ("read", "POST"): "batches/x-1/ack batches/x-1/release?delivery=1",
+    ("write", "GET"): "state",
+    ("write", "PUT"): "models/policy/weights weights state",
+    ("write", "POST"): "models/policy:rollback pauses pause resume seed",
+    ("write", "DELETE"): "pauses/p1",
+    ("operator", "PUT"): "desired",
+    ("operator", "POST"): "drain",
+}
+ROLES = [(method, f"/v1/{path}", role) for (role, method), paths in PATHS.items() for path in paths.split()]
 
 
 def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:

@@ -115,12 +115,9 @@ HOST = {"host": "127.0.0.1:8000"}
     [
         ({}, ""),  # a program
         ({"origin": "http://127.0.0.1:8000"}, ""),  # an old browser on our page
-        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"}, ""),
         ({"sec-fetch-site": "none"}, ""),  # typed by hand
         ({"origin": "https://example.org"}, "Origin https://example.org"),
-        ({"origin": "http://127.0.0.1:3000"}, "Origin http://127.0.0.1:3000"),
         ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, "Origin http://127.0.0.1:3000"),
-        ({"origin": "null"}, "Origin null"),
         ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site cross-site"),
         ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "cross-site"}, "Origin http://127.0.0.1:8000"),
     ],
@@ -138,15 +135,10 @@ def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], wh
     )
 
 
-@pytest.mark.parametrize(
-    "host", ["", "localhost", "localhost:8000", "job.localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "lo"]
-)
-def test_names_of_this_machine_pass(host: str) -> None:
-    refuse_other_hosts({"host": host}, listens_on="lo", what="GET /v1/status")
-
-
-@pytest.mark.parametrize("host", ["rebound.example:8000", "10.0.0.1", "localhost.example.org", "[::2]:8000"])
-def test_a_name_that_was_made_to_lead_here_is_refused(host: str) -> None:
-    with pytest.raises(ApiError, match="http://localhost, or start the head with tokens") as refused:
-        refuse_other_hosts({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
-    assert refused.value.status == 403
+def test_a_name_that_was_made_to_lead_here_is_refused() -> None:
+    for host in ("", "localhost:8000", "job.localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "lo"):
+        refuse_other_hosts({"host": host}, listens_on="lo", what="GET /v1/status")
+    for host in ("rebound.example:8000", "10.0.0.1", "localhost.example.org", "[::2]:8000"):
+        with pytest.raises(ApiError, match="http://localhost, or start the head with tokens") as refused:
+            refuse_other_hosts({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
+        assert refused.value.status == 403
