@@ -161,4 +161,4 @@ class _Answers:
             else:
                 raise
         if scope["method"] == "PUT" and scope["path"].endswith("/weights") and 400 <= status < 500:
-            self._head.metrics.publish_refused()
+            self._head.metrics.results["rejected"].inc()

@@ -161,8 +161,6 @@ class Head:
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
 
-    # -- life --------------------------------------------------------------------------------------------------
-
     def attach(self, fleet: WorkerFleet, *, is_paused: bool) -> None:
         """Take over a started fleet. Weights of an earlier head are published before anything is collected.
         `is_paused`: the fleet was started paused; it resumes here unless a lease is held.
@@ -252,8 +250,6 @@ class Head:
         if self.traces is not None:
             self.traces.close()
 
-    # -- queries -----------------------------------------------------------------------------------------------
-
     @property
     def running(self) -> Running:
         """The parts that need a fleet; 503 before the first worker has started."""
@@ -264,11 +260,6 @@ class Head:
     @property
     def is_running(self) -> bool:
         return self._running is not None
-
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the last iteration of the fleet's thread; 0 before the fleet starts. Never blocks."""
-        return 0.0 if self._running is None else self._running.fleet.silent_s
 
     def settled_frames(self, stats: FleetStats) -> int:
         """Frames of this and earlier heads that no later head collects again, by these counters. Never waits for the
@@ -349,8 +340,6 @@ class Head:
             raise ApiError(
                 ProblemType.DRAINING, "the head is shutting down; retry with the next head", retry_after_s=_NEXT_HEAD_S
             )
-
-    # -- events ------------------------------------------------------------------------------------------------
 
     def _on_fleet_event(self, event: FleetEvent) -> None:
         """Called by the fleet's thread; must be quick and not call the fleet."""

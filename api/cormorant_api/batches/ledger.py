@@ -260,8 +260,6 @@ class Ledger:
         self.notifier.notify()
         return True
 
-    # -- queries -----------------------------------------------------------------------------------------------
-
     @property
     def has_ended(self) -> bool:
         """Whether all batches are acknowledged and the fleet has no more."""

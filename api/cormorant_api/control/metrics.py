@@ -34,7 +34,7 @@ class HeadMetrics:
         self.fleet = FleetMetrics(job, exposition, floor_frames=floor_frames)
         self.batches = {path: exposition.counter(declared.BATCHES, path=path) for path in ("queue", *_EXITS)}
         self.batch_bytes = {path: exposition.counter(declared.BATCH_BYTES, path=path) for path in _EXITS}
-        self._results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
+        self.results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
         self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
         self.update_bytes = exposition.counter(declared.UPDATE_BYTES)
         for metric in _FROM_THE_STATUS:
@@ -48,7 +48,7 @@ class HeadMetrics:
         self.batch_bytes[path].inc(size_bytes)
 
     def update_ended(self, update: Update) -> None:
-        self._results[update.state].inc()
+        self.results[update.state].inc()
         if update.state != "applied":
             return
         self.exposition.show(declared.LAST_APPLIED, time.time())
@@ -62,10 +62,6 @@ class HeadMetrics:
         for stage, milliseconds in stages.items():
             self._stages[stage].observe(milliseconds / 1000)
         self._stages["total"].observe(sum(stages.values()) / 1000)
-
-    def publish_refused(self) -> None:
-        """A publish was refused before any worker received it."""
-        self._results["rejected"].inc()
 
     def show_state(self, state: str) -> None:
         for name in HEAD_STATES:

@@ -165,8 +165,6 @@ class Moments(Ring[bytes]):
             manifest=self._manifest,
         )
 
-    # -- content -----------------------------------------------------------------------------------------------
-
     def _moment(
         self,
         stats: FleetStats,

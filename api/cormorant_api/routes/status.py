@@ -66,7 +66,7 @@ async def list_workers(head: TheHead) -> Workers:
 )
 async def livez(head: TheHead) -> Response:
     """Liveness: the event loop and the fleet's thread are running."""
-    silent_s = head.silent_s
+    silent_s = head.running.fleet.silent_s if head.is_running else 0.0
     if silent_s > _FLEET_SILENT_S:
         return Response(
             f"the fleet's thread has been stuck for {silent_s:.0f} s (limit {_FLEET_SILENT_S:.0f} s)\n",

@@ -63,8 +63,6 @@ class WeightPublisher:
         """Writes to the store, one at a time, in order."""
         self._flusher = ThreadPoolExecutor(_MOST_FLUSHES, thread_name_prefix="flush")
 
-    # -- queries -----------------------------------------------------------------------------------------------
-
     @property
     def version(self) -> int:
         """The newest published version of any model."""
@@ -76,8 +74,6 @@ class WeightPublisher:
             return tracked
         stored = self.store.version(version)
         return None if stored is None else _describe(stored, size_bytes=stored.size_bytes, state="superseded")
-
-    # -- publishing --------------------------------------------------------------------------------------------
 
     def publish(
         self,
@@ -258,8 +254,6 @@ class WeightPublisher:
             oldest_retained=oldest,
             current_version=history[0].version,
         )
-
-    # -- steps -------------------------------------------------------------------------------------------------
 
     def _verify(self, blob: WeightsBlob, model: str) -> None:
         specs = self._fleet.specs

@@ -109,8 +109,6 @@ class WeightStore:
             except OSError as error:
                 raise StoreError(f"cannot use {self._folder} to store weights: {error}") from error
 
-    # -- reading -----------------------------------------------------------------------------------------------
-
     @property
     def newest(self) -> int:
         """The newest version; 0 when there is none."""
@@ -138,8 +136,6 @@ class WeightStore:
         for _, stored in sorted(self._versions.items()):
             found.update(stored.models)
         return found
-
-    # -- writing -----------------------------------------------------------------------------------------------
 
     def write(self, stored: StoredVersion) -> StoredVersion:
         """Write a version to the disk, invisible before `accept`. Returns it backed by the stored bytes; after a

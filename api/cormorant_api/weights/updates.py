@@ -94,8 +94,6 @@ class UpdateTracker:
         self._last_tick = clock()
         self._is_done = False
 
-    # -- events ------------------------------------------------------------------------------------------------
-
     def stage(self, staged: Update, *, received: float) -> None:
         """Record a verified publish that is about to be handed to the fleet. `received`: when its last byte arrived, by
         the tracker's clock.
@@ -171,8 +169,6 @@ class UpdateTracker:
         with self._changing() as records:
             for record in records if can_apply else ():
                 record.waited_s += elapsed
-
-    # -- queries -----------------------------------------------------------------------------------------------
 
     def find(self, version: int) -> Update | None:
         with self._lock:
