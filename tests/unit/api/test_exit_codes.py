@@ -1,4 +1,4 @@
-"""How a head ends: wrong input is refused for good, a volume or a device is waited for, the rest is tried again."""
+"""How processes end: a head refuses wrong input for good, waits for a volume or a device, and tries the rest again."""
 
 import errno
 import subprocess
@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from cormorant_api.errors import HeadFault, StoreError, TokenError, exit_code_of
+from cormorant_testing.scripts import run_script
 from cormorant_worker.errors import (
     CormorantError,
     DatasetError,
@@ -57,3 +58,18 @@ def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
         command = [sys.executable, "-c", program.format(setting)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60)
         assert (done.returncode, done.stdout) == end, done.stderr
+
+
+PROGRAM = """
+import atexit, threading, time
+from cormorant_contract.leaving import leave
+threading.Thread(target=time.sleep, args=(600,)).start()
+atexit.register(print, "closed", flush=True)
+print("before")
+leave(7)
+"""
+
+
+def test_leaving_waits_for_no_thread_and_runs_exit_functions() -> None:
+    done = run_script(PROGRAM)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "before\nclosed\n", "")
