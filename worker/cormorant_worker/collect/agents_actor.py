@@ -22,6 +22,7 @@ from cormorant_worker.errors import ManifestError, PolicyLoadError
 from cormorant_worker.policy.actor import MAIN_MODEL, Acted, PolicyActor, PolicyModels, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaves, put
+from cormorant_worker.weights.blob import read_file
 from cormorant_worker.weights.staged import (
     INITIAL_VERSION,
     RANDOM_VERSION,
@@ -136,6 +137,9 @@ class AgentsActor:
         self._offered: list[tuple[PolicyVersion, Weights]] = []
         """Appended to by the thread that offers."""
         self.weights.on_offered = self._take
+        if policy.initial_weights:
+            self.weights.load(read_file(policy.initial_weights, allow_nonfinite=policy.allow_nonfinite))
+        self._take(INITIAL_VERSION, self.weights.current())  # to the device
 
     def _lay_out(self) -> None:
         outputs, states, initial, drawn = list[Leaf](), list[Leaf](), list[Array](), list[_Group]()
@@ -156,10 +160,6 @@ class AgentsActor:
             group.drawn = index
         self.outputs, self.states = tuple(outputs), tuple(states)
         self.initial_states: Arrays = (*initial, *(np.array([_NOT_DRAWN]) for _ in drawn))
-
-    def begin(self) -> None:
-        """Take the present weights for the initial ones."""
-        self._take(INITIAL_VERSION, self.weights.current())  # to the device
 
     def twin(self, random: RandomActor) -> "AgentsActor":
         """An actor with the same weights, for one episode; `random` draws its random actions."""
@@ -252,7 +252,6 @@ class AgentsActor:
         return Acted(actions, outputs, after)
 
     def _call(self, group: _Group, version: int, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Act for all agents of some rows."""
         actor, n = group.actor, group.num_agents
         assert actor is not None
         if version != self.weights.versions.get(group.model, INITIAL_VERSION):

@@ -40,8 +40,6 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltCollector:
-    """A collector and the facts found while building it."""
-
     collector: Collector
     num_threads: int
     """EnvPool threads of each EnvGroup; 0 without EnvPool."""
@@ -212,13 +210,9 @@ def build_agents(
     job: CollectorJob, observation: Space, action: Space, random: RandomActor, *, device: torch.device, num_rows: int
 ) -> tuple[AgentsActor, StagedWeights]:
     """As `build_policy`, for a manifest with policies of groups of agents."""
-    policy = job.spec.policy
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.spec.collection.seed)
-        acting = AgentsActor(policy, observation, action, random, device=device, num_rows=num_rows)
-    if uri := policy.initial_weights:
-        acting.weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite))
-    acting.begin()
+        acting = AgentsActor(job.spec.policy, observation, action, random, device=device, num_rows=num_rows)
     return acting, acting.weights
 
 

@@ -50,8 +50,6 @@ _EPISODE_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
-    """Settings of a collector beyond stepping."""
-
     seeds: SeedPath
     max_frames_per_trajectory: int = 0
     """Cut trajectories at this length, truncated; 0 = never."""
@@ -71,8 +69,6 @@ class CollectorConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """Result of one call of `fill`."""
-
     num_frames: int
     version: PolicyVersion
     """Policy version of the frames, or RANDOM_VERSION if the policy is random."""

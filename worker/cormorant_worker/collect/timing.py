@@ -78,7 +78,6 @@ class Timing:
         return self._since / 1e9
 
     def begin(self) -> None:
-        """Begin stepping."""
         self.rest(STEPPING)
 
     def next_laps(self) -> Laps | None:

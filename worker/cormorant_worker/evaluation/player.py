@@ -312,8 +312,6 @@ def build_envs(
 
 @dataclass(frozen=True)
 class _Wrapped:
-    """An EnvSource whose environments are wrapped."""
-
     source: EnvSource
     wrap: Callable[[OneEnv, int], OneEnv]
     """Gets an environment and its row. It is pickled where environments are subprocesses."""

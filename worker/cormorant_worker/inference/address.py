@@ -55,7 +55,6 @@ class AssignedServers:
 
     @property
     def current(self) -> ServerAddress:
-        """The current server."""
         servers = self._servers
         return servers[self._turn % len(servers)]
 

@@ -69,8 +69,6 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """The listening sockets of one server."""
-
     address: ServerAddress
     """Address of both sockets, with the key that workers of other nodes need."""
     local: socket.socket

@@ -68,8 +68,6 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPolicy:
-    """The policy of a server."""
-
     actor: Actor
     weights: StagedWeights
     observation_space: Space

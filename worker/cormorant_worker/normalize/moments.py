@@ -81,8 +81,6 @@ class RunningMoments:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatisticsGlance:
-    """The running statistics of one key at a glance."""
-
     frames: int
     """Acknowledged."""
     published_frames: int
@@ -100,7 +98,6 @@ class Statistics:
 
     @property
     def count(self) -> int:
-        """Number of frames in the statistics."""
         return max((moments.count for moments in self.moments.values()), default=0)
 
     def emptied(self) -> "Statistics":

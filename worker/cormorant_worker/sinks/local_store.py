@@ -138,7 +138,6 @@ class LocalStore:
         return file
 
     def free_bytes(self) -> int | None:
-        """Free bytes, if known."""
         with contextlib.suppress(OSError):
             return shutil.disk_usage(self.root).free
         return None

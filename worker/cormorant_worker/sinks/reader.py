@@ -205,9 +205,10 @@ class Dataset:
         if unknown := [name for name in chosen if name not in names]:
             raise DatasetError(f"the dataset has no column {unknown[0]!r}; it has {', '.join(names)}")
         batches = []
-        for part, record in self._shards():
-            with self._stored.reading(part, record, chosen) as reader:
-                batches += [reader.get_batch(number).select(chosen) for number in range(reader.num_record_batches)]
+        for part in self._parts:
+            for record in part.records:
+                with self._stored.reading(part, record, chosen) as reader:
+                    batches += [reader.get_batch(number).select(chosen) for number in range(reader.num_record_batches)]
         table = pa.Table.from_batches(batches, pa.schema([arrow.field(name) for name in chosen]))
         plain = [field.with_type(getattr(field.type, "storage_type", field.type)) for field in table.schema]
         columns = [
@@ -284,13 +285,25 @@ class Dataset:
         drop_last: bool = False,
     ) -> "Iterator[TensorDict]":
         """Frames `start` to `stop` of the shards, shuffled if seeds are given."""
-        shards = self._shards()
+        shards = [(part, record) for part in self._parts for record in part.records]
         if seeds is not None:
             _generator(*seeds).shuffle(shards)
         schema = self._schema.select(keys)
+
+        def stream(part: DatasetPart, record: ShardRecord, first: int, last: int) -> "Iterator[TensorDict]":
+            """Rows `first` (which may lie before the shard) to `last` (or behind it)."""
+            seen = 0
+            for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
+                rows = slice(max(0, first - seen), max(0, last - seen))
+                seen += len(frames)
+                if seen > first:
+                    yield frames.to_tensordict(keys)[rows]
+                if seen >= last:
+                    return
+
         begins = itertools.accumulate((record.frames for _, record in shards), initial=0)
         streams = (
-            self._read_shard(part, record, schema, keys, start - begin, stop - begin)
+            stream(part, record, start - begin, stop - begin)
             for (part, record), begin in zip(shards, begins, strict=False)
             if start < begin + record.frames and begin < stop
         )
@@ -302,22 +315,6 @@ class Dataset:
             most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
             chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
-
-    def _shards(self) -> list[tuple[DatasetPart, ShardRecord]]:
-        return [(part, record) for part in self._parts for record in part.records]
-
-    def _read_shard(
-        self, part: DatasetPart, record: ShardRecord, schema: FrameSchema, keys: tuple[Key, ...], first: int, last: int
-    ) -> "Iterator[TensorDict]":
-        """Rows `first` (which may lie before the shard) to `last` (or behind it)."""
-        seen = 0
-        for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
-            rows = slice(max(0, first - seen), max(0, last - seen))
-            seen += len(frames)
-            if seen > first:
-                yield frames.to_tensordict(keys)[rows]
-            if seen >= last:
-                return
 
 
 def read_dataset(uri: str | os.PathLike[str]) -> Dataset:

@@ -93,7 +93,6 @@ class FrameSchema:
         return found | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
 
     def select(self, keys: Collection[Key]) -> "FrameSchema":
-        """The leaves of the given keys."""
         wanted = {leaf for key, leaf in self.keys().items() if key in keys}
         return FrameSchema(
             **{name: tuple(leaf for leaf in getattr(self, name) if leaf in wanted) for name in KINDS.values()}
