@@ -28,16 +28,17 @@ from cormorant_client.errors import (
     ControlTimeout,
     FleetError,
     HeadFailed,
+    HeadUnreachable,
     Refused,
     StateError,
     UpdateFailed,
     VersionTaken,
     WeightsError,
 )
-from cormorant_client.head import HeadConnection, quoted, read_events, read_opening
+from cormorant_client.head import HeadConnection, parse_events, quoted, read_events
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
-from cormorant_client.transport import Dial, HttpReply, Transport, dial_tcp
+from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import base as headers
@@ -464,7 +465,14 @@ class Client(Fleet):
 
     def opening(self) -> Opening:
         """History of the run and its current state, as on the live page."""
-        return read_opening(self._head)
+        try:
+            with self._head.stream("/v1/live") as response:
+                for kind, _, data in parse_events(response):
+                    if kind == "opening":
+                        return Opening.model_validate_json(data)
+        except Broken as error:
+            raise HeadUnreachable(f"lost the connection to {self.url}: {error}") from error
+        raise HeadUnreachable(f"the head at {self.url} closed the stream; retry")
 
     def close(self) -> None:
         """Return the batch of `next_batch` that was not acknowledged, and close idle connections. Idempotent."""

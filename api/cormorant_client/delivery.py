@@ -96,7 +96,8 @@ class Delivery:
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget
-        self._is_gone = False
+        self.is_acked = False
+        """True once the batch was returned to the head."""
         self._nested: dict[str, Any] | None = None
 
     def numpy(self) -> dict[str, Any]:
@@ -114,7 +115,7 @@ class Delivery:
         Raises:
             BatchGone: the batch was in shared memory and has been acknowledged.
         """
-        if self._is_gone and self.is_shared:
+        if self.is_acked and self.is_shared:
             raise BatchGone(
                 f"batch {self.id} was returned to the head; call tensordict(copy=True) before taking the next batch"
             )
@@ -153,7 +154,7 @@ class Delivery:
 
     def ack(self) -> None:
         """Acknowledge the batch: the head will not deliver it again. Idempotent."""
-        if not self._is_gone:
+        if not self.is_acked:
             self._on_forget()  # before the head checks for readers of its memory
             self._on_ack(self)
         self.forget()
@@ -161,12 +162,7 @@ class Delivery:
     def forget(self) -> None:
         """Mark the batch as returned to the head: its memory must no longer be read."""
         self._on_forget()
-        self._is_gone = True
-
-    @property
-    def is_acked(self) -> bool:
-        """True once the batch was returned to the head."""
-        return self._is_gone
+        self.is_acked = True
 
     def __len__(self) -> int:
         return self.num_frames

@@ -120,18 +120,12 @@ class HeadError(ClientError):
         super().__init__(text)
         self.problem: Problem = problem
         """The problem document."""
+        self.kind: str = problem.kind
+        """The problem's type, one of `ProblemType`."""
+        self.status: int = problem.status
+        """The HTTP status."""
         self.is_of_repetition: bool = False
         """True when the connection broke at the same request before: the head may have done what was asked then."""
-
-    @property
-    def kind(self) -> str:
-        """The problem's type, one of `ProblemType`."""
-        return self.problem.kind
-
-    @property
-    def status(self) -> int:
-        """The HTTP status."""
-        return self.problem.status
 
 
 class Unauthenticated(HeadError):

@@ -22,7 +22,7 @@ from pydantic_core import from_json
 from cormorant_client.address import Address
 from cormorant_client.errors import HeadUnreachable, NotNow, error_for
 from cormorant_client.transport import Broken, Bytes, HttpReply, Transport
-from cormorant_contract.rest.live import Event, Opening
+from cormorant_contract.rest.live import Event
 from cormorant_contract.rest.status import Status
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -162,7 +162,7 @@ class HeadConnection:
             self.has_answered = True
             if patience_s is None:
                 patience.total_s = self.reconnect_s
-            if reply.is_ok:
+            if 200 <= reply.status < 300:
                 return reply
             problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")
             problem.is_of_repetition = is_repeated
@@ -212,7 +212,7 @@ class HeadConnection:
         """The status at an address; None if no head answers: the request itself will fail or use another address."""
         try:
             reply = self.transport.request(address, "GET", "/v1/status")
-            return Status.model_validate_json(bytes(reply.body)) if reply.is_ok else None
+            return Status.model_validate_json(bytes(reply.body)) if reply.status == 200 else None
         except (Broken, ValueError):
             return None
 
@@ -240,23 +240,6 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
             reason = str(error)
         if not patience.wait(reason):
             raise HeadUnreachable(f"lost the event stream of {head.address} and could not reconnect: {reason}")
-
-
-def read_opening(head: HeadConnection) -> Opening:
-    """The first message of the live page's stream.
-
-    Raises:
-        HeadUnreachable: the connection broke off.
-        HeadError: the head refuses.
-    """
-    try:
-        with head.stream("/v1/live") as response:
-            for kind, _, data in parse_events(response):
-                if kind == "opening":
-                    return Opening.model_validate_json(data)
-    except Broken as error:
-        raise HeadUnreachable(f"lost the connection to {head.address}: {error}") from error
-    raise HeadUnreachable(f"the head at {head.address} closed the stream; retry")
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[tuple[str, str, str]]:

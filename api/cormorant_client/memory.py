@@ -29,16 +29,12 @@ class Held:
     """The memories of one batch: locked until `release`, or until this object and its arrays are garbage-collected."""
 
     def __init__(self) -> None:
-        self._descriptors: list[int] = []
-        weakref.finalize(self, _close, self._descriptors)
-
-    def add(self, descriptor: int) -> None:
-        """Hold one more open file, which is closed with the others."""
-        self._descriptors.append(descriptor)
+        self.descriptors: list[int] = []
+        weakref.finalize(self, _close, self.descriptors)
 
     def release(self) -> None:
         """Let the head reuse the memory. May be called twice."""
-        _close(self._descriptors, unlocks=True)
+        _close(self.descriptors, unlocks=True)
 
 
 class Mappings:
@@ -70,7 +66,7 @@ class Mappings:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise NotHere(f"{path} cannot be opened: {error.strerror}") from error
-        held.add(descriptor)
+        held.descriptors.append(descriptor)
         try:
             held_bytes = os.fstat(descriptor).st_size
             if held_bytes >= size_bytes:

@@ -43,11 +43,6 @@ class HttpReply:
     """Keys in lower case."""
     body: memoryview
 
-    @property
-    def is_ok(self) -> bool:
-        """True for 2xx."""
-        return 200 <= self.status < 300
-
 
 def dial_tcp(address: Address, timeout_s: float) -> socket.socket:
     made = socket.create_connection((address.host, address.port), min(timeout_s, _TCP_S))

@@ -83,14 +83,9 @@ env.close()
 )
 def test_documented_scripts_run_to_their_ends(example: str, shape: str, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", example],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+        [sys.executable, "-W", "ignore", "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert shape in done.stdout
 

@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,47 +36,26 @@ PRIVATE = re.compile(
 out, so that the rest of each test judges."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suite:
-    """One file of a peer's tests."""
-
-    peer: str
-    file: str
-    is_sampled: bool = False
-    """Run one or two variants of each test, unless all are asked for."""
-
-    @property
-    def differences(self) -> dict[str, str]:
-        """By a test's name, in which * stands for anything: why it fails here."""
-        lines = (HERE / "differences" / f"{self.peer}-{Path(self.file).stem}.txt").read_text().splitlines()
-        pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
-        return {name: reason.strip() for name, reason in pairs}
-
-    @property
-    def runs_all(self) -> bool:
-        return RUNS_ALL or not self.is_sampled
-
-
 SUITES = [
-    Suite(peer="tianshou", file="test/base/test_collector.py"),
-    Suite(peer="torchrl", file="test/test_postprocs.py"),
-    Suite(peer="torchrl", file="test/libs/test_envpool.py"),
-    Suite(peer="torchrl", file="test/test_collectors.py", is_sampled=True),
+    ("tianshou", "test/base/test_collector.py", True),
+    ("torchrl", "test/test_postprocs.py", True),
+    ("torchrl", "test/libs/test_envpool.py", True),
+    ("torchrl", "test/test_collectors.py", RUNS_ALL),  # one or two variants of each test, unless all are asked for
 ]
 
 
-def outcomes(suite: Suite, root: Path, folder: Path) -> dict[str, bool]:
+def outcomes(peer: str, tests_file: str, root: Path, folder: Path, *, runs_all: bool) -> dict[str, bool]:
     """By name of a test, `TestClass.test_name[case]`: whether it passed. Those that were skipped are not there."""
     report = folder / "report.xml"
     # The tests alone: a checkout's own package would be imported in place of the one that is installed.
-    tests = Path(suite.file).parts[0]
+    tests = Path(tests_file).parts[0]
     shutil.copytree(root / tests, folder / "alone" / tests)
     root = folder / "alone"
-    file = root / suite.file
+    file = root / tests_file
     file.write_text(PRIVATE.sub(r"\1pass", file.read_text()))
-    paths = [str(root), str((root / suite.file).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    paths = [str(root), str(file.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     command = [
-        sys.executable, "-m", "pytest", suite.file, "-p", "cormorant_testing.swapped", "-p", "no:cacheprovider", "-q",
+        sys.executable, "-m", "pytest", tests_file, "-p", "cormorant_testing.swapped", "-p", "no:cacheprovider", "-q",
         "-W", "ignore", "--timeout", "300", "--junitxml", str(report),
     ]  # fmt: skip
     done = subprocess.run(
@@ -85,9 +63,9 @@ def outcomes(suite: Suite, root: Path, folder: Path) -> dict[str, bool]:
         cwd=root,
         env={
             **os.environ,
-            "SWAPPED_PEER": suite.peer,
+            "SWAPPED_PEER": peer,
             "OMP_NUM_THREADS": "1",  # small networks: more threads wait for each other beside other work
-            "SWAPPED_VARIANTS": "all" if suite.runs_all else "one",
+            "SWAPPED_VARIANTS": "all" if runs_all else "one",
             "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
             "PYTHONDONTWRITEBYTECODE": "1",
         },
@@ -106,17 +84,19 @@ def outcomes(suite: Suite, root: Path, folder: Path) -> dict[str, bool]:
     return found
 
 
-def matches(name: str, pattern: str) -> bool:
-    return re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name) is not None
-
-
-@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: f"{suite.peer}-{Path(suite.file).stem}")
-def test_a_peers_own_tests_fail_only_where_the_guide_says(suite: Suite, tmp_path: Path) -> None:
-    passed = outcomes(suite, find(suite.file, tmp_path), tmp_path)
+@pytest.mark.parametrize(("peer", "file", "runs_all"), SUITES)
+def test_a_peers_own_tests_fail_only_where_the_guide_says(peer: str, file: str, runs_all: bool, tmp_path: Path) -> None:
+    passed = outcomes(peer, file, find(file, tmp_path), tmp_path, runs_all=runs_all)
     assert passed
-    covered = {pattern: [name for name in passed if matches(name, pattern)] for pattern in suite.differences}
+    # By a test's name, in which * stands for anything, why it fails here.
+    lines = (HERE / "differences" / f"{peer}-{Path(file).stem}.txt").read_text().splitlines()
+    patterns = [line.split("  ", 1)[0] for line in lines if line and not line.startswith("#")]
+    covered = {
+        pattern: [name for name in passed if re.fullmatch(".*".join(map(re.escape, pattern.split("*"))), name)]
+        for pattern in patterns
+    }
     listed = {name for names in covered.values() for name in names}
     assert sorted(name for name, has_passed in passed.items() if not has_passed and name not in listed) == []
     # Every pattern covers failing tests alone.
     assert sorted(name for name in listed if passed[name]) == []
-    assert [pattern for pattern, names in covered.items() if suite.runs_all and not names] == []
+    assert [pattern for pattern, names in covered.items() if runs_all and not names] == []

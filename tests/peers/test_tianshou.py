@@ -3,6 +3,7 @@
 `make test-peers` makes the environment that has it; elsewhere these tests are skipped.
 """
 
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -21,7 +22,6 @@ from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.env.venv_wrappers import VectorEnvWrapper
 
 from cormorant_compat.tianshou import AsyncCollector, Collector, LatestBatch
-from cormorant_testing.coin import LONG, CoinEnv, tossers
 from cormorant_testing.envs import CountingEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -127,17 +127,14 @@ def test_uneven_counts_and_episodes_land_in_their_own_sub_buffers() -> None:
     stats = collector.collect(n_episode=10)
     assert stats.n_collected_episodes == int(buffer.done[buffer.sample_indices(0)].sum()) == 10
     assert len(buffer) == stats.lens.sum()
-    assert buffer.info.env_id[buffer.sample_indices(0)].tolist() == sorted(
-        buffer.info.env_id[buffer.sample_indices(0)].tolist()
-    )
+    ids = buffer.info.env_id[buffer.sample_indices(0)].tolist()
+    assert ids == sorted(ids)
 
 
 def test_other_buffers_get_a_row_at_a_time() -> None:
-    buffer = HERVectorReplayBuffer(
-        60, buffer_num=2, compute_reward_fn=lambda a, b: np.zeros(len(a)), horizon=5, future_k=1.0
-    )
-    collector = Collector(discrete_policy(), counting(2), buffer)
-    collector.collect(n_step=20)
+    options = {"compute_reward_fn": lambda a, b: np.zeros(len(a)), "horizon": 5, "future_k": 1.0}
+    buffer = HERVectorReplayBuffer(60, buffer_num=2, **options)
+    Collector(discrete_policy(), counting(2), buffer).collect(n_step=20)
     assert len(buffer) == 20
 
 
@@ -271,13 +268,40 @@ def test_wrappers_of_vector_environments_are_collected(wrapped: Any) -> None:
     np.testing.assert_allclose(ours.obs[:, 2], theirs.obs[:, 2], rtol=1e-5)
 
 
+LONG = 30
+
+
+class Coin(gymnasium.Env[Any, Any]):
+    """Each episode takes 1 step with a probability of `short`, else LONG steps: who gives the next episode to whoever
+    has ended one first finds far more short ones.
+    """
+
+    observation_space = gymnasium.spaces.Box(0, LONG, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, short: float) -> None:
+        self.short = short
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.left = 1 if self.np_random.random() < self.short else LONG
+        return np.array([self.left], np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.left -= 1
+        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
+
+
 def test_tianshou_favors_short_episodes_and_we_do_not() -> None:
+    # Half of ten environments end early, so half of all episodes are short where all environments count alike.
+    tossers = [partial(Coin, 0.9 if number % 2 else 0.1) for number in range(10)]
+
     def share_of_short(kind: Any) -> float:
         torch.manual_seed(3)
         policy = DiscreteActorPolicy(
-            actor=One(), action_space=gymnasium.spaces.Discrete(2), observation_space=CoinEnv().observation_space
+            actor=One(), action_space=Coin.action_space, observation_space=Coin.observation_space
         )
-        collector = kind(policy, DummyVectorEnv(tossers()), VectorReplayBuffer(20_000, 10))
+        collector = kind(policy, DummyVectorEnv(tossers), VectorReplayBuffer(20_000, 10))
         collector.reset(gym_reset_kwargs={} if kind is Collector else None)
         lengths = []
         for _ in range(10):

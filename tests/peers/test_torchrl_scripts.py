@@ -1,10 +1,14 @@
-"""What TorchRL's scripts do with a collector beside iterating: random policies of its specs, and its Trainer.
+"""What TorchRL's scripts do with a collector beside iterating: policies and environments of its own, its Trainer, its
+weight schemes, and SAC of examples/short.
 
 `make test-peers` makes the environment that has TorchRL; elsewhere these tests are skipped.
 """
 
+import copy
+import runpy
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,8 +29,11 @@ from torchrl.testing.mocking_classes import (
     NestedCountingEnv,
 )
 
-from cormorant_compat.torchrl import Collector, MultiSyncCollector
+from cormorant_compat.torchrl import Collector, MultiSyncCollector, RayCollector
 from cormorant_compat.torchrl.specs import space_of
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.policies import Versioned
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import EnvBuildError
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
@@ -149,3 +156,39 @@ def test_torchrls_trainer_trains_on_our_collector() -> None:
     assert trainer.collected_frames == 300
     assert len(buffer) == 300
     assert collector.stats()["policy_version"] == 6
+
+
+def test_a_scheme_of_torchrls_delivers_to_our_collector() -> None:
+    from torchrl.weight_update import MultiProcessWeightSyncScheme
+
+    parent = Versioned()
+    with torch.no_grad():
+        parent.number.fill_(1)
+    sender = MultiProcessWeightSyncScheme()
+    sender.init_on_sender(model_id="policy", weights=TensorDict.from_module(parent).data, devices=[torch.device("cpu")])
+    # What a process that was started with the scheme has of it: the queues.
+    receiver = copy.copy(sender)
+    sender.connect()
+    with RayCollector(
+        CountingEnv, Versioned(), frames_per_batch=8, create_env_kwargs={"action": "box"}, vectorization="inline"
+    ) as collector:
+        collector.worker_idx = 0
+        collector.register_scheme_receiver({"policy": receiver})
+        assert collector.stats()["policy_version"] == 1
+        assert collector.policy.number.item() == 1
+        with torch.no_grad():
+            parent.number.fill_(2)
+        sender.send(TensorDict.from_module(parent).data)
+        until(lambda: collector.stats()["policy_version"] == 2)
+        while (batch := collector.next())["collector", "policy_version"].min() < 2:
+            pass
+        # The number in each action is that of the weights.
+        assert (batch["action"][..., 0] == 2).all()
+
+
+def test_sac_fills_a_replay_buffer_and_learns(request: pytest.FixtureRequest) -> None:
+    # Threads of small networks wait for each other beside other work: 9 s of CPU did not end within 300 s.
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(1)
+    main = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "short" / "sac.py"))["main"]
+    assert -2000 < main(600) < 0
