@@ -1,14 +1,13 @@
 """Tables of what became of each name of a peer: the migration guides', and those of the page on compatibility."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 DOCS = Path(__file__).resolve().parents[3] / "docs"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     section: str
     names: frozenset[str]
     """Words in backticks of the first cell."""
@@ -30,16 +29,8 @@ def rows_of(page: str) -> list[Row]:
             continue
         name, state, here, *tests = (cell.strip() for cell in line.strip()[1:-1].split("|"))
         words = " ".join(re.findall(r"`([^`]+)`", name))
-        found.append(
-            Row(
-                section=section,
-                names=frozenset(re.findall(r"\w+", words)),
-                state=state,
-                here=here,
-                tests=tuple(re.findall(r"`(test_\w+)`", "".join(tests))),
-                line=line,
-            )
-        )
+        named = tuple(re.findall(r"`(test_\w+)`", "".join(tests)))
+        found.append(Row(section, frozenset(re.findall(r"\w+", words)), state, here, named, line))
     return found
 
 

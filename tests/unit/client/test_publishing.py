@@ -37,16 +37,13 @@ def test_every_dtype_and_shape_arrives() -> None:
     assert_equal(loaded(given | arrays), {name: tensor.contiguous() for name, tensor in expected.items()})
 
 
-def test_modules_and_tied_weights() -> None:
+def test_modules_tied_weights_and_several_models() -> None:
     first = nn.Linear(3, 3)
     second = nn.Linear(3, 3)
     second.weight = first.weight
     module = nn.Sequential(first, second)
     assert_equal(loaded(module), dict(module.state_dict()))
     assert make_body(module).pieces == make_body(module.state_dict()).pieces, "equal weights are equal bytes"
-
-
-def test_several_models_carry_their_names() -> None:
     body = make_body({"actor": nn.Linear(2, 1), "critic": {"w": torch.ones(2)}})
     assert body.model == ""
     assert set(safetensors.torch.load(b"".join(body.pieces))) == {"actor/weight", "actor/bias", "critic/w"}
@@ -81,9 +78,6 @@ def test_an_extra_state_is_left_out() -> None:
     class Remembering(nn.Linear):
         def get_extra_state(self) -> dict[str, int]:
             return {"steps": 7}
-
-        def set_extra_state(self, state: object) -> None:
-            pass
 
     module = nn.ModuleDict({"inner": Remembering(2, 3)})
     assert sorted(loaded(module)) == ["inner.bias", "inner.weight"]

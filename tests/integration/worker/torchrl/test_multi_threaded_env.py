@@ -25,8 +25,13 @@ def seeds_of(seed: int, n: int) -> list[int]:
     return SeedPath(seed=seed, index=0).env_seeds(n)
 
 
+def cartpole(num_workers: int, seed: Any, **options: Any) -> Any:
+    options = {"categorical_action_encoding": True, **options}
+    return MultiThreadedEnv(num_workers, "CartPole-v1", create_env_kwargs={"seed": seed}, **options)
+
+
 def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
-    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
+    env = cartpole(3, 5)
     played = env.rollout(120, break_when_any_done=False)
     assert played.shape == (3, 120)
     assert played["next", "done"].sum() >= 6
@@ -46,21 +51,8 @@ def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
                 obs = by_hand.go_on()
 
 
-def test_partial_reset_touches_its_rows_only() -> None:
-    env = MultiThreadedEnv(2, "CartPole-v1", categorical_action_encoding=True)
-    first = env.reset()
-    stepped = env.step(first.clone().set("action", torch.tensor([1, 0])))
-    mask = torch.tensor([[True], [False]])
-    again = env.reset(stepped["next"].exclude("reward").set("_reset", mask))
-    assert not torch.equal(again["observation"][0], stepped["next", "observation"][0])
-    torch.testing.assert_close(again["observation"][1], stepped["next", "observation"][1], rtol=0, atol=0)
-    assert not again["done"].any()
-    another = env.reset()
-    assert (another["observation"] != again["observation"]).any(dim=1).all()
-
-
 def test_rand_step_continues_from_the_current_state() -> None:
-    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
+    env = cartpole(2, 5)
     by_hand = [ByHand("CartPole-v1", seed) for seed in seeds_of(5, 2)]
     for pool in by_hand:
         pool.reset()
@@ -95,8 +87,7 @@ def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:
 
 
 def test_frame_skip_repeats_sums_and_stops_with_the_episode() -> None:
-    env = MultiThreadedEnv(1, "CartPole-v1", create_env_kwargs={"seed": [11]}, frame_skip=3,
-                           categorical_action_encoding=True)  # fmt: skip
+    env = cartpole(1, [11], frame_skip=3)
     by_hand = ByHand("CartPole-v1", 11)
     by_hand.reset()
     current, rewards = env.reset(), []
@@ -120,8 +111,7 @@ def test_frame_skip_repeats_sums_and_stops_with_the_episode() -> None:
 def test_one_hot_actions_are_the_default_and_mean_the_same() -> None:
     found = []
     for is_categorical in (False, True):
-        env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 1},
-                               categorical_action_encoding=is_categorical)  # fmt: skip
+        env = cartpole(2, 1, categorical_action_encoding=is_categorical)
         action = torch.tensor([1, 0]) if is_categorical else torch.tensor([[0, 1], [1, 0]])
         found.append(env.step(env.reset().set("action", action))["next", "observation"])
     assert torch.equal(*found)
@@ -133,6 +123,7 @@ def test_seeds_reproduce_and_no_two_environments_share_one() -> None:
     assert env.set_seed(9, static_seed=True) == 9
     first = env.reset()["observation"]
     assert len({tuple(row.tolist()) for row in first}) == 4
+    assert (env.reset()["observation"] != first).any(dim=1).all(), "new episodes everywhere"
     env.set_seed(9)
     assert torch.equal(env.reset()["observation"], first)
     env.set_seed(10)
@@ -217,7 +208,7 @@ def test_torchrls_own_collector_and_transforms_take_it() -> None:
 
 
 def test_a_closed_environment_begins_again_and_takes_whole_floats() -> None:
-    env = MultiThreadedEnv(num_workers=2, env_name="CartPole-v1", categorical_action_encoding=True)
+    env = cartpole(2, 0)
     assert type(env).lib is envpool
     env.close()
     begun = env.reset()
