@@ -96,7 +96,7 @@ class Delivery:
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget
-        self.is_acked = False
+        self.is_acked: bool = False
         """True once the batch was returned to the head."""
         self._nested: dict[str, Any] | None = None
 
