@@ -62,17 +62,6 @@ def box(policy: Callable, action: gymnasium.Space = BOX, **options: int) -> Poli
     return PolicyActor(wrap_policy(policy, "test"), BOX, action, device=torch.device("cpu"), **options)
 
 
-def test_bfloat16_comes_back_bit_for_bit() -> None:
-    every = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16)
-    numbers = every[~every.isnan()]
-    actor = box(lambda obs: {"action": obs.bfloat16(), "value": numbers.expand(len(obs), -1)})
-    acted = actor.act((np.full((1, 2), 0.25, np.float32),), (), np.ones(1, np.bool_))
-    assert acted.actions[0].tolist() == [[0.25, 0.25]]
-    stored = torch.from_numpy(acted.outputs[0][0])
-    assert stored.dtype == torch.float32
-    assert torch.equal(stored.bfloat16().view(torch.int16), numbers.view(torch.int16))
-
-
 def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
     with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not support"):
         box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
@@ -113,13 +102,6 @@ class Remembers(TensorDictModuleBase):
         return tensordict.set("action", tensordict["observation"].clone())
 
 
-class Begins(Remembers):
-    """What an episode begins with, in a dtype that numpy does not have."""
-
-    def initial_state(self, batch_size: int) -> dict[str, torch.Tensor]:
-        return {"h": torch.full((batch_size, 1), 3.0, dtype=torch.bfloat16)}
-
-
 class BeginsElsewhere(Remembers):
     def initial_state(self, batch_size: int) -> dict[str, torch.Tensor]:
         return {"hidden": torch.zeros(batch_size, 1)}
@@ -148,14 +130,6 @@ def test_documented_policies_act(block: int, action: gymnasium.Space, outputs: l
     actor = box(found["make_policy"](BOX, action), action)
     assert [(leaf.key, leaf.shape) for leaf in actor.outputs] == outputs
     assert [(leaf.key, leaf.shape) for leaf in actor.states] == states
-
-
-def test_recurrent_states_go_back_in_the_policys_own_dtype() -> None:
-    actor = box(Begins())
-    assert [state.tolist() for state in actor.initial_states] == [[[3.0]]]
-    states = (np.full((2, 1), 4.0, np.float32),)
-    acted = actor.act((np.zeros((2, 2), np.float32),), states, np.zeros(2, np.bool_))
-    assert acted.states[0].tolist() == [[5.0], [5.0]]
 
 
 def test_exploration_types_choose_or_draw() -> None:
