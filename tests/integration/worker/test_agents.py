@@ -296,15 +296,3 @@ class TestEnvPool:
         block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
         with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
             make_collector(env={"envpool": block})
-
-
-@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
-def test_environments_with_states_go_on_bit_by_bit(vectorization: str) -> None:
-    with make_collector(job(vectorization=vectorization)) as collector:
-        collector.collect(num_steps=61)
-        saved, wanted = collector.state(), collector.collect(num_steps=120)
-    with make_collector(job(vectorization=vectorization)) as collector:
-        collector.restore(saved)
-        found = collector.collect(num_steps=120)
-    for key in set(wanted.keys(True, True)) - {("collector", "traj_ids")}:
-        np.testing.assert_array_equal(found[key].numpy(), wanted[key].numpy(), str(key))

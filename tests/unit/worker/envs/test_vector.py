@@ -192,7 +192,6 @@ def test_a_mode_that_another_class_declared_is_not_believed(monkeypatch: pytest.
     [
         (lambda num_envs: EchoEnv(), "has no num_envs, single_observation_space.*return a gymnasium.vector.VectorEnv"),
         (lambda num_envs: echoes(3), "called with num_envs=8 and has 3 environments; pass num_envs on"),
-        (partial(gymnasium.make_vec, "CartPol-v1"), "could not be built: .*Did you mean: `CartPole`"),
         ({"vector": {"id": "CartPol-v1", "numEnvs": 8}}, "could not be built: .*Did you mean: `CartPole`"),
         ({"vector": {"entrypoint": "my_envs:make", "numEnvs": 8}}, "my_envs"),
     ],
