@@ -36,13 +36,25 @@ class FolderLock:
         while True:
             self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                self._take(folder)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 with contextlib.suppress(FileNotFoundError):
                     if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
                         break
-            except BaseException:
+            except OSError as error:
+                holder = "another process"
+                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                    found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
+                    holder = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
                 os.close(self._descriptor)
-                raise
+                if isinstance(error, BlockingIOError):
+                    raise LockHeld(f"{folder} is in use by {holder}") from None
+                if error.errno not in _UNSUPPORTED:
+                    raise
+                raise LocksUnsupported(
+                    f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers "
+                    "would mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or "
+                    "gs:// URI"
+                ) from error
             os.close(self._descriptor)  # its last holder removed the file meanwhile
         holder = {
             "pid": os.getpid(),
@@ -60,20 +72,3 @@ class FolderLock:
             self._path.unlink()
         os.close(self._descriptor)
         self._descriptor = -1
-
-    def _take(self, folder: Path) -> None:
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = "another process"
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
-                holder = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
-            raise LockHeld(f"{folder} is in use by {holder}") from None
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            raise LocksUnsupported(
-                f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers would "
-                "mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or gs:// URI"
-            ) from error

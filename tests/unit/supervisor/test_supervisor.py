@@ -123,14 +123,11 @@ def test_probes_tell_the_pods_standing() -> None:
 
 @pytest.mark.parametrize("pod_ip", ["127.0.0.1", "::1"])
 def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -> None:
-    probes = PodProbes(PodState(), of_pod(tmp_path), pod_ip=pod_ip, port=0)
-    try:
+    with PodProbes(PodState(), of_pod(tmp_path), pod_ip=pod_ip, port=0) as probes:
         connection = HTTPConnection(pod_ip, probes.port, timeout=10)
         connection.request("GET", "/livez")
         assert connection.getresponse().status == 200
         connection.close()
-    finally:
-        probes.close()
 
 
 def test_head_that_is_absent_is_explained_within_the_limit() -> None:

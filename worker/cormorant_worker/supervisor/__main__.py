@@ -45,7 +45,14 @@ def main(arguments: Sequence[str]) -> int:
                 last_words = read_termination_path(os.environ)
                 return run_head(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words)
             case ["worker"]:
-                return _supervise_worker(signals, context)
+                settings, state = read_worker_settings(os.environ), PodState()
+                context.group, context.worker = settings.group, settings.slot
+                heartbeat = settings.ray.path(PodFile.HEARTBEAT)
+                metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=heartbeat)
+                with PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port) as probes:
+                    log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
+                    WorkerPod(settings, signals, state).run()
+                return _OK
             case _:
                 raise SupervisorRefused(f"the arguments are {list(arguments)}; {_USAGE}")  # noqa: TRY301  # one way out
     except SupervisorRefused as error:
@@ -56,23 +63,6 @@ def main(arguments: Sequence[str]) -> int:
         log.critical("pod_blocked" if is_blocked else "pod_refused", reason=str(error))
         write_sentence(read_termination_path(os.environ), str(error))
         return _BLOCKED if is_blocked else _FAILED
-
-
-def _supervise_worker(signals: Sequence[int], context: LogContext) -> int:
-    settings, state = read_worker_settings(os.environ), PodState()
-    context.group, context.worker = settings.group, settings.slot
-    try:
-        heartbeat = settings.ray.path(PodFile.HEARTBEAT)
-        metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=heartbeat)
-        probes = PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
-    except OSError as error:
-        raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error
-    log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
-    try:
-        WorkerPod(settings, signals, state).run()
-    finally:
-        probes.close()
-    return _OK
 
 
 if __name__ == "__main__":

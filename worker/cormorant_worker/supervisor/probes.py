@@ -15,11 +15,12 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from socket import AF_INET, AF_INET6
-from typing import Any
+from typing import Any, Self
 
 from cormorant_contract.metrics import worker as declared
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker import heartbeat_layout
+from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.heartbeat_layout import FRAMES, TIMING
 from cormorant_worker.metrics.exposition import Exposition
 
@@ -89,7 +90,7 @@ class PodProbes:
 
     def __init__(self, state: PodState, metrics: PodMetrics, *, pod_ip: str, port: int) -> None:
         """Listen on the family of addresses of `pod_ip`. `port`: 0: any free one, which the attribute says. Raises
-        OSError where the port is taken.
+        SupervisorRefused where the port is taken.
         """
         host = "::" if ":" in pod_ip else "0.0.0.0"
 
@@ -111,11 +112,17 @@ class PodProbes:
             def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
                 """Nothing: requests come every few seconds."""
 
-        self._server = Server((host, port), Handler)
+        try:
+            self._server = Server((host, port), Handler)
+        except OSError as error:
+            raise SupervisorRefused(f"cannot listen on port {port} for probes: {error}") from error
         self.port: int = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 

@@ -70,9 +70,20 @@ class WorkerPod:
             self._clean_up()
 
     def _live_once(self) -> None:
-        """Join a head and stay for as long as it does."""
-        if not self._wait_for_head():
-            return
+        """Join a head, as soon as one accepts connections, and stay for as long as it does."""
+        began = time.monotonic()
+        told = began - _COMPLAIN_S + _PROBE_S
+        while why := self._watch.connect(limit_s=_PROBE_S):
+            if (now := time.monotonic()) - told > _COMPLAIN_S:
+                told = now
+                log.warning(
+                    "head_unreachable",
+                    reason=f"the head at {self._head} has not answered for {now - began:.0f} s ({why}); this pod "
+                    "keeps waiting and joins when a head answers",
+                )
+            self._rest(_BETWEEN_PROBES_S)
+            if self._signals:
+                return
         ray = self._ray = Child(
             ray_command.worker_command(self._settings),
             ray_command.ray_environment(os.environ, self._settings.ray),
@@ -111,23 +122,6 @@ class WorkerPod:
             self._refusals = 0
             log.warning("ray_ended", cause=cause, reason=sentence, text=ray.output_tail()[-_LAST_WORDS:])
         self._rest(_PAUSE_S)
-
-    def _wait_for_head(self) -> bool:
-        """Wait until the head accepts connections, for as long as the pod lives. False: SIGTERM came."""
-        began = time.monotonic()
-        told = began - _COMPLAIN_S + _PROBE_S
-        while not self._signals:
-            if not (why := self._watch.connect(limit_s=_PROBE_S)):
-                return True
-            if (now := time.monotonic()) - told > _COMPLAIN_S:
-                told = now
-                log.warning(
-                    "head_unreachable",
-                    reason=f"the head at {self._head} has not answered for {now - began:.0f} s ({why}); this pod "
-                    "keeps waiting and joins when a head answers",
-                )
-            self._rest(_BETWEEN_PROBES_S)
-        return False
 
     def _leave(self) -> None:
         """Have the actor finish or hand over its batch, within the grace period."""

@@ -37,7 +37,18 @@ class RayCluster:
         """This object connected the process, with the options' runtime environment for all its workers."""
         self._nodes: list[dict[str, Any]] = []
         if options.address and options.address != "auto":
-            _refuse_unreachable(options.address)
+            host, _, port = options.address.rpartition(":")
+            if not host or not port.isdecimal() or "/" in host:
+                raise FleetError(
+                    f'the Ray address "{options.address}" is neither "auto" nor host:port, as in "10.0.0.1:6379"'
+                )
+            try:  # Ray itself tries for minutes
+                socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            except OSError as error:
+                raise FleetError(
+                    f'nothing answers at the Ray address "{options.address}" ({error}); start a head there with '
+                    "`ray start --head`, or leave the address out for a cluster of this machine"
+                ) from error
         with _lock:
             if not ray.is_initialized():
                 _holders.clear()  # an earlier one was ended from outside
@@ -123,20 +134,6 @@ class RayCluster:
 def disconnect() -> None:
     """End this process's connection to Ray, even the caller's own, and what it runs there. May be called twice."""
     ray.shutdown()
-
-
-def _refuse_unreachable(address: str) -> None:
-    """Ray itself tries for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        raise FleetError(f'the Ray address "{address}" is neither "auto" nor host:port, as in "10.0.0.1:6379"')
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-    except OSError as error:
-        raise FleetError(
-            f'nothing answers at the Ray address "{address}" ({error}); start a head there with `ray start --head`, or '
-            "leave the address out for a cluster of this machine"
-        ) from error
 
 
 @contextmanager
