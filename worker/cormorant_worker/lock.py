@@ -41,13 +41,13 @@ class FolderLock:
                     if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
                         break
             except OSError as error:
-                holder = "another process"
+                who = "another process"
                 with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                     found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
-                    holder = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
+                    who = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
                 os.close(self._descriptor)
                 if isinstance(error, BlockingIOError):
-                    raise LockHeld(f"{folder} is in use by {holder}") from None
+                    raise LockHeld(f"{folder} is in use by {who}") from None
                 if error.errno not in _UNSUPPORTED:
                     raise
                 raise LocksUnsupported(
