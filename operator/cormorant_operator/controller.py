@@ -17,7 +17,6 @@ import structlog
 
 from cormorant_operator import errors, names
 from cormorant_operator.cache import Cache
-from cormorant_operator.decide.events import event
 from cormorant_operator.decide.plan import (
     CheckNode,
     CheckTemplate,
@@ -28,7 +27,7 @@ from cormorant_operator.decide.plan import (
     SetDesired,
 )
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.decide.status import refused_status
+from cormorant_operator.decide.status import event, refused_status
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.executor import Executor
 from cormorant_operator.head_client import HeadClient

@@ -12,12 +12,11 @@ from cormorant_contract.rest.control import Desired
 from cormorant_operator import names
 from cormorant_operator.cache import JobRecord
 from cormorant_operator.decide import plan
-from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import plan_head, plan_suspension, render_head
 from cormorant_operator.decide.obstacles import fit
 from cormorant_operator.decide.progress import find_outcome, moving_until, outcome_dues, stall_deadline
 from cormorant_operator.decide.queueing import queue_actions
-from cormorant_operator.decide.status import is_counters_only, make_status, write_at
+from cormorant_operator.decide.status import events_between, is_counters_only, make_status, write_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults

@@ -1,4 +1,4 @@
-"""The status after a reconcile: conditions, counters and phase, and whether to write it now.
+"""The status after a reconcile: conditions, counters and phase; whether to write it now, and which Events tell of it.
 
 `status.conditions` are the job's state and its reasons. Reasons are part of the API.
 
@@ -23,10 +23,12 @@
 Completed and Failed exist only when true, and are final.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
 from cormorant_contract.children import GROUP, JOB_UID, tokens_secret
+from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.spec import unplayed
 from cormorant_contract.status import (
     CollectorJobStatus,
@@ -37,12 +39,13 @@ from cormorant_contract.status import (
     GroupStatus,
     Phase,
 )
+from cormorant_operator import names
 from cormorant_operator.decide import progress
 from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
-from cormorant_operator.decide.plan import Draft
+from cormorant_operator.decide.plan import Draft, JobEvent
 from cormorant_operator.decide.progress import how_it_ended
 from cormorant_operator.decide.view import View
-from cormorant_operator.job import Fact, Unreadable, find
+from cormorant_operator.job import Fact, Identity, Unreadable, find
 from cormorant_operator.pods import Pod
 
 _COUNTERS = ("frames", "weights")
@@ -352,3 +355,83 @@ def _paused(view: View) -> Fact:
         words = view.answer.missing_weights if view.answer is not None and reason == "API" else ""
         return Fact(type="Paused", status="True", reason=reason, message=words or _PAUSES[reason])
     return Fact(type="Paused", status="False", reason="NotPaused")
+
+
+# -- events ----------------------------------------------------------------------------------------------------
+
+_WARNINGS = {("Accepted", "False"), ("Stalled", "True"), ("Failed", "True")}
+_NEWS = {
+    *_WARNINGS,
+    ("Ready", "True"),
+    ("Paused", "True"),
+    ("Suspended", "True"),
+    ("Completed", "True"),
+    ("Updating", "True"),
+    ("Progressing", "Unknown"),
+}
+_QUEUED = ("WaitingForQuota", "Evicted")
+_BLOCKED = (
+    "Unschedulable",
+    "QuotaExceeded",
+    "ImagePull",
+    "ContainerConfig",
+    "ApiServerError",
+    "UnknownFields",
+    "UnplayedVariants",
+    "HeadBlocked",
+    "EnvironmentsFailing",
+    "WeightsMissing",
+    "VolumeOnLostNode",
+)
+
+
+def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
+    if after.epoch > before.epoch:
+        yield JobEvent(reason="HeadCreated", message=f"created the head of epoch {after.epoch}")
+    sizes = {group.name: group.desired for group in before.groups}
+    for group in after.groups:
+        if (size := sizes.get(group.name, group.desired)) != group.desired:
+            yield JobEvent(reason="Scaled", message=f"group {group.name}: from {size} to {group.desired} workers")
+    known = {failure.pod for failure in before.recent_failures}
+    for failure in after.recent_failures:
+        if failure.pod not in known:
+            code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+            words = f": {failure.message}" if failure.message else ""
+            yield JobEvent(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}{words}", is_warning=True)
+    for condition in after.conditions:
+        old = find(before, condition.type)
+        is_same = old is not None and (old.status, old.reason) == (condition.status, condition.reason)
+        is_news = (condition.type, condition.status) in _NEWS or condition.reason in (*_BLOCKED, *_QUEUED)
+        if is_news and not is_same:
+            yield JobEvent(
+                # "Spec" or "API" alone would not say what happened.
+                reason="Paused" if condition.type == "Paused" else condition.reason,
+                message=condition.message or f"{condition.type} is {condition.status}",
+                is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
+            )
+
+
+def event(job: Identity, note: JobEvent, *, at: datetime) -> dict[str, Any]:
+    """An Event as JSON. Two operators that report the same in the same second create the same Event."""
+    time = at.replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    key = names.digest(job.uid, note.reason, note.message, time)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{job.name}.{key}", "namespace": job.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.name,
+            "namespace": job.namespace,
+            "uid": job.uid,
+        },
+        "reason": note.reason,
+        "message": note.message[:_MAX_MESSAGE],
+        "type": "Warning" if note.is_warning else "Normal",
+        "source": {"component": names.MANAGER},
+        "reportingComponent": names.MANAGER,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }
