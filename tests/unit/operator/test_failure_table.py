@@ -254,17 +254,6 @@ def test_operators_agree_on_the_successor_of_a_pod() -> None:
     assert (world.slots(), world.live()[0].attempt) == (["cpu-0", "cpu-1"], 2)
 
 
-def test_name_of_a_vanished_pod_is_not_reused() -> None:
-    world = running()
-    first = world.live()[0].name
-    world.finish(first)
-    world.run()
-    second = world.live()[0].name
-    world.then.vanish(second)
-    assert world.live()[0].name not in (first, second)
-    assert (world.live()[0].attempt, world.live()[0].restarts) == (2, 1)
-
-
 # -- who may talk to pods --------------------------------------------------------------------------------------
 
 
@@ -382,19 +371,15 @@ def test_upgraded_operator_keeps_images_until_the_next_head(device: str) -> None
     assert images(world) == ["cormorant-cpu:2", *[f"{workers}:2"] * 2]
 
 
-def test_job_from_before_there_were_two_images_keeps_its_one() -> None:
-    gpu = [{"name": "cpu", "device": "gpu"}]
-    world = running(image="", workerGroups=gpu, defaults=OperatorDefaults(image="cormorant:1"))
-    world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
-    assert not changes(world.plan())
-    world.then.delete(world.live()[0].name)
-    assert {pod.image for pod in world.live()} == {"cormorant:1"}
-
-
-def test_image_of_the_job_is_the_image_of_every_group() -> None:
-    gpu = [{"name": "cpu", "device": "gpu"}]
-    world = running(image="mine:1", workerGroups=gpu, defaults=OperatorDefaults(cuda_image="cormorant:2"))
-    assert {pod.image for pod in (world.head, *world.live())} == {"mine:1"}
+def test_job_of_one_image_keeps_it_in_all_its_pods() -> None:
+    gpu, ours = [{"name": "cpu", "device": "gpu"}], OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
+    mine = running(image="mine:1", workerGroups=gpu, defaults=ours)
+    old = running(image="", workerGroups=gpu, defaults=OperatorDefaults(image="cormorant:1"))
+    old.defaults = ours  # before, the operator had one image
+    assert not changes(old.plan())
+    old.then.delete(old.live()[0].name)
+    for world, image in ((mine, "mine:1"), (old, "cormorant:1")):
+        assert {pod.image for pod in (world.head, *world.live())} == {image}
 
 
 # -- the end of objects ----------------------------------------------------------------------------------------

@@ -138,29 +138,17 @@ def test_drain_of_a_leader_that_went_has_its_full_time() -> None:
 
 # -- what an operator knows of heads first-hand -----------------------------------------------------------------------
 
-ANSWER = HeadAnswer(pod_uid="u1", phase="Running", frames=10)
 
-
-def heard(state: JobState, answer: HeadAnswer, *, at_s: float) -> float:
-    """The head answers. Returns from when on it was heard."""
-    state.record_answer(answer, at=BEGIN + timedelta(seconds=at_s), max_gap_s=60)
-    assert state.answering_since is not None
-    return (state.answering_since - BEGIN).total_seconds()
-
-
-def test_head_is_known_from_its_first_answer_on() -> None:
-    state = JobState()
-    assert state.answering_since is None
-    assert [heard(state, ANSWER, at_s=at_s) for at_s in (5, 20, 80, 140)] == [5, 5, 5, 5]
-
-
-def test_a_gap_or_another_head_begins_anew() -> None:
-    state = JobState()
-    heard(state, ANSWER, at_s=0)
-    state.is_silent = state.is_token_refused = True
-    assert heard(state, ANSWER, at_s=60.5) == 60.5
-    assert (state.is_silent, state.is_token_refused) == (False, False)
-    assert heard(state, HeadAnswer(pod_uid="u2", phase="Running", frames=0), at_s=70) == 70
+def test_head_is_known_from_its_first_answer_on_but_for_a_gap_or_another_head() -> None:
+    state, heard = JobState(), []
+    for at_s, uid in ((5, "u1"), (20, "u1"), (80, "u1"), (140.5, "u1"), (150, "u2")):
+        state.is_silent = state.is_token_refused = True
+        answer = HeadAnswer(pod_uid=uid, phase="Running", frames=10)
+        state.record_answer(answer, at=BEGIN + timedelta(seconds=at_s), max_gap_s=60)
+        assert (state.is_silent, state.is_token_refused) == (False, False)
+        assert state.answering_since is not None
+        heard.append((state.answering_since - BEGIN).total_seconds())
+    assert heard == [5, 5, 5, 140.5, 150]
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,7 @@ def test_an_openenv_server_is_a_sidecar_of_workers_alone() -> None:
     assert env["CORMORANT_OPENENV_URL"] == "http://127.0.0.1:9000"
     assert main_container(pod)["ports"] == [{"name": "metrics", "containerPort": 8000}]
     assert "initContainers" not in without["spec"]
-    assert "initContainers" not in worker()["spec"]
-
-
-def test_a_worker_beside_an_openenv_server_listens_elsewhere() -> None:
+    # A server that takes the worker's own port.
     pod = worker(spec={"env": {"openenv": {"image": "grid:1", "numEnvs": 8}}})
     ours = main_container(pod)
     assert {"name": "CORMORANT_PROBE_PORT", "value": "8001"} in ours["env"]
@@ -184,6 +181,9 @@ def test_user_is_the_platforms_where_it_gives_one() -> None:
 def test_scratch_space_has_a_limit() -> None:
     volumes = {v["name"]: v for v in head()["spec"]["volumes"]}
     assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "10Gi"}
+    assert volumes["state"]["emptyDir"] == {"sizeLimit": "20Gi"}
+    volumes = {v["name"]: v for v in head(head={"persistence": {"claimName": "ckpt"}})["spec"]["volumes"]}
+    assert volumes["state"] == {"name": "state", "persistentVolumeClaim": {"claimName": "ckpt"}}
     more = {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "50Gi"}}]}}
     volumes = {v["name"]: v for v in worker(template=more)["spec"]["volumes"]}
     assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "50Gi"}
@@ -205,56 +205,32 @@ SERVICE, _ = children.services(make_job(), epoch=1)
     ],
 )
 def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, Any], is_put_right: bool) -> None:
+    assert child is BUDGET or child["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     changed = {**child, "spec": {**child["spec"], **change}}
     assert (children.digest_of(changed) != children.digest_of(child)) == is_put_right
-
-
-def test_services_prefer_dual_stack() -> None:
-    found = children.services(make_job(), epoch=1)
-    assert [service["spec"]["ipFamilyPolicy"] for service in found] == ["PreferDualStack"] * 2
-
-
-def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
-    pod = head()
-    command = main_container(pod)["command"]
-    assert command[:5] == ["python", "-m", "cormorant_worker.supervisor", "head", "--"]
-    assert command[5:8] == ["python", "-m", "cormorant_api"]
-    told = {name: command[command.index(name) + 1] for name in ("--epoch", "--floor-frames", "--job")}
-    assert (told["--epoch"], told["--floor-frames"], told["--job"]) == ("3", "77", "/etc/cormorant/job/job.yaml")
-    assert pod["metadata"]["name"] == "pong-head-3"
-    secret = next(v for v in pod["spec"]["volumes"] if v["name"] == "tokens")["secret"]
-    assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
 def test_head_understands_its_command() -> None:
     from cormorant_api.__main__ import _parser
 
-    command = main_container(head())["command"]
+    pod = head()
+    command = main_container(pod)["command"]
+    assert command[:5] == ["python", "-m", "cormorant_worker.supervisor", "head", "--"]
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
     assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
     assert (given.ray_slot_resources, given.host) == (True, "0.0.0.0")
-
-
-def test_heads_state_lies_on_the_claim_where_there_is_one() -> None:
-    volumes = {v["name"]: v for v in head(head={"persistence": {"claimName": "ckpt"}})["spec"]["volumes"]}
-    assert volumes["state"] == {"name": "state", "persistentVolumeClaim": {"claimName": "ckpt"}}
-    assert {v["name"]: v for v in head()["spec"]["volumes"]}["state"]["emptyDir"] == {"sizeLimit": "20Gi"}
-
-
-def test_worker_knows_its_slot_and_its_head_and_no_token_but_rays() -> None:
-    env = {item["name"]: item for item in main_container(worker(index=7))["env"]}
-    assert env["CORMORANT_HEAD"]["value"] == "pong-head:6379"
-    assert (env["CORMORANT_GROUP"]["value"], env["CORMORANT_INDEX"]["value"]) == ("cpu", "7")
-    references = [
-        i["valueFrom"]["secretKeyRef"]["key"] for i in env.values() if "secretKeyRef" in i.get("valueFrom", {})
-    ]
-    assert references == ["ray"]
+    assert command[command.index("--job") + 1] == "/etc/cormorant/job/job.yaml"
+    secret = next(v for v in pod["spec"]["volumes"] if v["name"] == "tokens")["secret"]
+    assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
 def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
     from cormorant_worker.supervisor.settings import read_worker_settings
 
-    told = {item["name"]: item.get("value", "10.0.0.7") for item in main_container(worker(index=7))["env"]}
+    env = main_container(worker(index=7))["env"]
+    told = {item["name"]: item.get("value", "10.0.0.7") for item in env}
+    secrets = [item["valueFrom"]["secretKeyRef"]["key"] for item in env if "secretKeyRef" in item.get("valueFrom", {})]
+    assert secrets == ["ray"], "no token but Ray's"
     settings = read_worker_settings(told)
     assert (settings.head, settings.slot) == (("pong-head", GCS_PORT), "cpu-7")
     assert (settings.probe_port, settings.ray.gcs_port) == (WORKER_PORT, GCS_PORT)
