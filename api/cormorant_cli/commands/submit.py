@@ -2,11 +2,23 @@
 
     validate locally -> the job -> ConfigMap of --code, which is deleted with the job
 
+    my_policies.py            -> data["my_policies.py"]      readable with kubectl
+    assets.bin                -> binaryData["assets.bin"]
+    my_pkg/__init__.py, ...   -> binaryData["packages.zip"]  a ConfigMap has no folders; Python imports from the archive
+
+Equal files give the same name and bytes; changed code becomes another ConfigMap, and the job's pods are replaced.
+
 Server-side apply: submitting a changed manifest updates the job; fields of other owners (an autoscaler's replicas) stay
 theirs without --force-conflicts.
 """
 
+import base64
+import hashlib
+import io
+import re
 import time
+import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,14 +26,22 @@ import typer
 from pydantic.alias_generators import to_camel
 
 from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
-from cormorant_cli.code_map import CodeMap, read_code
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed, ObjectMissing
 from cormorant_cli.printing import tell
 from cormorant_contract.base import Contract
+from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_manifest.reader import load_jobs
 
+Files = Mapping[str, bytes]
+"""Content by key of a ConfigMap."""
+MOST_BYTES = 1024 * 1024
+"""Largest data of one ConfigMap that the API server accepts."""
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_SKIPPED = ("__pycache__", "node_modules")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip archive can hold."""
 _POLL_S = 0.5
 
 
@@ -63,7 +83,7 @@ def submit(
             _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
 
 
-def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> Raw:
+def document_of(job: CollectorJob, files: Files | None, *, namespace: str) -> Raw:
     """The document to send: the fields that the user wrote, without defaults, so that the sender owns no other fields.
     `namespace`: used if the manifest has none.
     """
@@ -73,7 +93,7 @@ def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> 
     metadata.setdefault("namespace", namespace)
     spec = written["spec"]
     if files is not None:
-        spec = {**spec, "code": {"configMap": files.name(job.metadata.name)}}
+        spec = {**spec, "code": {"configMap": code_name(files, job.metadata.name)}}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
 
 
@@ -87,7 +107,7 @@ def _written(value: object) -> Any:
     return [_written(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespace: str, is_alone: bool) -> None:
+def _refuse_contradictions(job: CollectorJob, files: Files | None, *, namespace: str, is_alone: bool) -> None:
     name, written = job.metadata.name, job.metadata.namespace
     if namespace and "namespace" in job.metadata.model_fields_set and written != namespace:
         raise BadInput(
@@ -102,7 +122,7 @@ def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespac
         raise BadInput(f"spec.code of {name} names {source}, but --code creates another ConfigMap; remove one of them")
 
 
-def _submit(cluster: Cluster, document: Raw, files: CodeMap | None, *, is_forced: bool) -> tuple[Raw, str]:
+def _submit(cluster: Cluster, document: Raw, files: Files | None, *, is_forced: bool) -> tuple[Raw, str]:
     """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
@@ -110,7 +130,7 @@ def _submit(cluster: Cluster, document: Raw, files: CodeMap | None, *, is_forced
     if files is not None:
         # After the job, its owner: Kubernetes deletes both together, and the ConfigMap of a deleted job of this name is
         # taken over. The operator needs longer to create a pod that mounts it.
-        cluster.apply(files.manifest(name, namespace=namespace, owner=job))
+        cluster.apply(code_manifest(files, job))
     if is_created:
         return job, "created"
     generations = (raw["metadata"].get("generation") for raw in (before or job, job))
@@ -148,3 +168,98 @@ def obstacle_of(job: Raw) -> str:
         if fact.get("status") == "False":
             return why(fact)
     return why(condition(job, "Suspended")) if holds(job, "Suspended") else ""
+
+
+# -- code ------------------------------------------------------------------------------------------------------
+
+
+def code_name(files: Files, job: str) -> str:
+    """Name of a job's ConfigMap with these files."""
+    digest = hashlib.sha256()
+    for name, data in sorted(files.items()):
+        digest.update(f"{name}\0{len(data)}\0".encode() + data)
+    # Lower-case base 32: every character is valid in a name.
+    return code_config_map(job, base64.b32encode(digest.digest()).decode().lower()[:8])
+
+
+def code_manifest(files: Files, job: Raw) -> Raw:
+    """The ConfigMap. `job`: as the server returned it: Kubernetes deletes the ConfigMap with the job."""
+    text: dict[str, str] = {}
+    binary: dict[str, str] = {}
+    for file, data in files.items():
+        try:
+            words = data.decode()
+        except UnicodeDecodeError:
+            words = "\0"
+        if "\0" in words:
+            binary[file] = base64.b64encode(data).decode()
+        else:
+            text[file] = words
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    owner = {key: job[key] for key in ("apiVersion", "kind")} | {key: job["metadata"][key] for key in ("name", "uid")}
+    metadata: Raw = {
+        "name": code_name(files, name),
+        "namespace": namespace,
+        "labels": {"app.kubernetes.io/name": "cormorant", "app.kubernetes.io/part-of": "cormorant", JOB: name},
+        "ownerReferences": [owner],
+    }
+    parts = {key: value for key, value in (("data", text), ("binaryData", binary)) if value}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **parts}
+
+
+def read_code(folder: Path) -> dict[str, bytes]:
+    """The files of a folder, without hidden ones, bytecode and links. BadInput if they are no code, or too large."""
+    if not folder.is_dir():
+        raise BadInput(f"--code {folder}: {'is a file; name its folder' if folder.exists() else 'no such folder'}")
+    files: dict[str, bytes] = {}
+    packed: dict[str, bytes] = {}
+    for path in _files_below(folder):
+        relative = path.relative_to(folder)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"--code {folder}: cannot read {relative}: {error.strerror or error}") from error
+        if len(relative.parts) > 1:
+            packed[relative.as_posix()] = data
+        elif relative.name == CODE_ARCHIVE and packed:
+            raise BadInput(
+                f"--code {folder}: the name {CODE_ARCHIVE} is reserved for the packed packages; rename the file"
+            )
+        elif not _KEY.fullmatch(relative.name):
+            raise BadInput(
+                f'--code {folder}: "{relative.name}" cannot be a key of a ConfigMap; name files with letters, digits, '
+                "dashes, dots and underscores"
+            )
+        else:
+            files[relative.name] = data
+    names = [*files, *packed]
+    if not any(name.endswith(".py") for name in names):
+        raise BadInput(f"--code {folder}: no Python files found")
+    if packed:
+        buffer = io.BytesIO()  # reproducible bytes: no timestamps or modes
+        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+            for name in sorted(packed):
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), packed[name], zipfile.ZIP_DEFLATED)
+        files[CODE_ARCHIVE] = buffer.getvalue()
+    total = sum(len(name) + len(data) for name, data in files.items())
+    if total <= MOST_BYTES:
+        return files
+    every = {name: data for name, data in files.items() if name != CODE_ARCHIVE or not packed} | packed
+    largest = sorted(every, key=lambda name: len(every[name]), reverse=True)[:3]
+    shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
+    raise BadInput(
+        f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
+        "; remove data files, or build the code into an image"
+    )
+
+
+def _files_below(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
+        if path.name.startswith(".") or path.name in _SKIPPED or path.is_symlink():
+            continue
+        if path.is_dir():
+            found += _files_below(path)
+        elif path.is_file() and path.suffix != ".pyc":
+            found.append(path)
+    return found

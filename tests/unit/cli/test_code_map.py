@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_cli.code_map import MOST_BYTES, read_code
+from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, read_code
 from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE
+from manifest_making import collector_job
 
-JOB = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "pong", "uid": "u1"}}
+JOB = collector_job("pong", {}, namespace="rl", uid="u1")
 
 
 @pytest.fixture
@@ -31,20 +32,20 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
-    manifest = read_code(folder).manifest("pong", namespace="rl", owner=JOB)
+    manifest = code_manifest(read_code(folder), JOB)
     assert manifest["data"] == {"my_policies.py": "WHO = 'a module'\n"}
     assert sorted(manifest["binaryData"]) == [CODE_ARCHIVE, "table.bin"]
     assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
     assert manifest["immutable"] is True
     (owner,) = manifest["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
-    assert len(read_code(folder).name("p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
+    assert len(code_name(read_code(folder), "p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
 
 
 def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tmp_path: Path) -> None:
     mounted = tmp_path / "mounted"
     mounted.mkdir()
-    for name, data in read_code(folder).files.items():
+    for name, data in read_code(folder).items():
         (mounted / name).write_bytes(data)
     path = f"{mounted}:{mounted}/{CODE_ARCHIVE}"
     code = "import my_policies, my_pkg.deep; print(my_policies.WHO, my_pkg.deep.WHO)"
@@ -62,7 +63,7 @@ def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp
     first = read_code(folder)
     assert read_code(copy) == first
     (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
-    assert read_code(copy).name("pong") != first.name("pong")
+    assert code_name(read_code(copy), "pong") != code_name(first, "pong")
 
 
 def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> None:

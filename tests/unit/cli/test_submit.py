@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.code_map import CodeMap
-from cormorant_cli.commands.submit import document_of, obstacle_of
+from cormorant_cli.commands.submit import code_name, document_of, obstacle_of
 from cormorant_manifest.reader import parse_jobs
 
 MANIFEST = """
@@ -50,8 +49,8 @@ def test_no_default_is_sent_so_that_nothing_else_is_owned() -> None:
 
 def test_code_is_named_in_the_spec() -> None:
     (job,) = parse_jobs(MANIFEST)
-    files = CodeMap(files={"mine.py": b"x = 1\n"})
-    assert document_of(job, files, namespace="rl")["spec"]["code"] == {"configMap": files.name("pong")}
+    files = {"mine.py": b"x = 1\n"}
+    assert document_of(job, files, namespace="rl")["spec"]["code"] == {"configMap": code_name(files, "pong")}
 
 
 @pytest.mark.parametrize(
