@@ -29,12 +29,18 @@ class HeadClient:
     """Client of all heads. Belongs to one event loop."""
 
     def __init__(self, *, key: bytes, url: str = DEFAULT_URL, ca_file: Path | None = None) -> None:
-        """`url` may contain {scheme}, {ip}, {namespace}, {job} and {epoch}.
+        """`url` may contain {scheme}, {ip}, {namespace}, {job} and {epoch}. `ca_file`: authorities that are trusted for
+        heads' certificates beside the system's.
 
         It uses the pod's own address rather than the Service's, so that the answer is known to come from this head.
         """
         self._key, self._url = key, url
-        self._trust = _trust(ca_file)
+        self._trust = ssl.create_default_context()
+        if ca_file is not None:
+            try:
+                self._trust.load_verify_locations(ca_file)
+            except (OSError, ssl.SSLError) as error:
+                raise SettingsError(f"cannot read certificates of --head-ca-file {ca_file}: {error}") from error
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=ANSWER_S),
             connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=_KEEP_ALIVE_S),
@@ -139,14 +145,3 @@ def _waits(job: Job, status: Status) -> Waits | None:
         worker_s={group.name: group.worker_seconds for group in status.groups},
         sizes=dict(status.desired.groups),
     )
-
-
-def _trust(ca_file: Path | None) -> ssl.SSLContext:
-    """Authorities trusted for heads' certificates: the system's, and those of a file."""
-    context = ssl.create_default_context()
-    if ca_file is not None:
-        try:
-            context.load_verify_locations(ca_file)
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"cannot read certificates of --head-ca-file {ca_file}: {error}") from error
-    return context

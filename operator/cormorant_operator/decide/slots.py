@@ -29,14 +29,6 @@ def failures_after(pod: Pod) -> int:
     return 1 if is_first else pod.failures + 1
 
 
-def delay_s(failures: int) -> float:
-    """Seconds before the next attempt: none after the first failure, then 10, 20, 40 ... 360."""
-    if failures <= 1:
-        return 0.0
-    # Bound the exponent: 2.0 ** 5000 overflows.
-    return min(_MAX_S, _BASE_S * 2.0 ** min(failures - 2, 16))
-
-
 def next_attempt_at(pod: Pod) -> datetime:
     """When the slot of a failed pod may be refilled."""
     if pod.is_blocked:
@@ -44,12 +36,10 @@ def next_attempt_at(pod: Pod) -> datetime:
         return (pod.ended or pod.created) + timedelta(seconds=wait_s)
     if pod.is_rejected:
         return pod.created + timedelta(seconds=_REJECTED_S)
-    return (pod.ended or pod.created) + timedelta(seconds=delay_s(failures_after(pod)))
-
-
-def refusal_delay_s(count: int) -> float:
-    """Seconds before a request is repeated that the API server refused n times: 5, 10, 20, 40, 60, 60 ..."""
-    return min(60.0, 5.0 * 2.0 ** min(count - 1, 16))
+    # None after the first failure, then 10, 20, 40 ... 360 s. The exponent is bounded: 2.0 ** 5000 overflows.
+    failures = failures_after(pod)
+    wait_s = min(_MAX_S, _BASE_S * 2.0 ** min(failures - 2, 16)) if failures > 1 else 0.0
+    return (pod.ended or pod.created) + timedelta(seconds=wait_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ from math import ceil
 from cormorant_contract.spec import RunPolicy
 from cormorant_contract.workers import Autoscale, WorkerGroup
 from cormorant_operator.cache import JobRecord
-from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at, refusal_delay_s
+from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import WAITS_LAST_S, HeadAnswer, JobState, RefusalKind, Verdict, Waits
@@ -347,9 +347,10 @@ class View:
         refusal = self.state.refusals.get(owner)
         if refusal is None:
             return None
-        lasts_s = min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))
+        once_s = min(60.0, 5.0 * 2.0 ** min(refusal.count - 1, 16))  # 5, 10, 20, 40, 60, 60 ...
+        lasts_s = min(_HOPELESS_S, 6 * once_s)
         if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
-            lasts_s = refusal_delay_s(refusal.count)
+            lasts_s = once_s
         elif refusal.kind is RefusalKind.LEAVING:
             lasts_s = _LEAVING_S
         until = self.after(refusal.at, lasts_s)
