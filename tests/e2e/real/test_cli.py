@@ -4,12 +4,10 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 """
 
 import json
-import os
 import pickle
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from cormorant.policies import mlp
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_scene import Cli
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import note, small_job
+from cormorant_testing.real_job import small_job
 from cormorant_testing.terminal import Terminal
 
 pytestmark = pytest.mark.slow
@@ -138,34 +136,6 @@ def test_pause_holds_until_resume(job: Job) -> None:
     assert "paused until" in job.good("pause", "cart", "--ttl", "60", "--reason", "looking")
     assert "looking" in job.good("status", "cart")
     assert "still" not in job.good("resume", "cart", "--owner", "default")
-
-
-def test_push_to_a_paused_job_ends_without_waiting_for_its_workers(job: Job) -> None:
-    policy = job.weights("paused.safetensors")
-    version = int(json.loads(job.good("weights", "list", "cart", "--json"))["models"][0]["version"]) + 1
-
-    def acting() -> int:
-        return int(json.loads(job.good("status", "cart", "--json"))["weights"]["min_applied_version"])
-
-    def timed(*arguments: str) -> str:
-        began = time.monotonic()
-        said = job.good(*arguments)
-        note(f"cormorant {' '.join(arguments)}: {time.monotonic() - began:.1f} s, load {os.getloadavg()[0]:.1f}")
-        return said
-
-    assert timed("pause", "cart", "--ttl", "3600", "--wait", "300").startswith("paused until")
-    try:
-        # Longer than the test may take: a push that waits for paused workers fails it.
-        said = timed("weights", "push", str(policy), "cart", "--wait", "1700")
-        # A worker that was paused between two batches applies at once; one in the middle of a batch cannot.
-        if said == f"version {version}: applying; the job is paused and applies it after resuming\n":
-            assert acting() < version
-        else:
-            assert said.startswith(f"version {version}: applied, 1 of 1 workers")
-            assert acting() == version
-    finally:
-        assert timed("resume", "cart", "--owner", "default") == "resumed\n"
-    job.namespace.until(lambda: acting() == version, what="the workers apply it")
 
 
 def test_status_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from cormorant_testing.kubectl import LOCKED
-from cormorant_testing.network import cut_off
 from cormorant_testing.numbered import FRAMES, Learner, audited, manifest
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running
@@ -189,6 +188,31 @@ def test_drain_takes_the_worker_and_waits_for_the_head(scene: Scene) -> None:
 
 def events(job: Job) -> list[str]:
     return [event["reason"] for event in job.namespace.items("events") if event["involvedObject"]["name"] == job.name]
+
+
+@contextmanager
+def cut_off(pod_ip: str, other_ip: str) -> Iterator[None]:
+    """Drop what a pod sends to another, as an egress policy does. Skips where its network is not this machine's."""
+    networks = [line.split()[0] for line in _run(["ip", "netns", "list"]).splitlines() if line]
+    found = (name for name in networks if f" {pod_ip}/" in _run(["ip", "-netns", name, "-oneline", "address"]))
+    if not (name := next(found, "")):
+        pytest.skip(f"no network of this machine has the address {pod_ip}: the pod cannot be cut off from here")
+    rule = ["OUTPUT", "--destination", other_ip, "--jump", "DROP"]
+    inside = ["ip", "netns", "exec", name, "iptables"]
+    _run([*inside, "--insert", *rule])
+    try:
+        yield
+    finally:
+        _run([*inside, "--delete", *rule])
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except FileNotFoundError as error:
+        pytest.skip(f"{error}: a pod cannot be cut off from here")
+    assert done.returncode == 0, f"{command}: {done.stderr}"
+    return done.stdout
 
 
 def test_cut_off_operator_destroys_nothing(scene: Scene, installed: Installation) -> None:

@@ -110,15 +110,6 @@ def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
     assert job.ask("/v1/status").json["frames"]["dropped"] == {}
 
 
-def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner: Learner) -> None:
-    head = job.pods("head")
-    created_s = job.replace_worker()
-    job.until_ready()
-    learner.step(6)
-    note(f"worker deleted to its replacement created: {created_s:.1f} s")
-    assert job.pods("head") == head
-
-
 def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> None:
     workers, epoch = job.pods("worker"), job.status["epoch"]
     held = learner.take()  # lent, not acknowledged: it is collected again

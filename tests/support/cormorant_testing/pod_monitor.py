@@ -50,6 +50,7 @@ class PodDiscovery(Repeated):
 
     def scrape_configs(self) -> Iterator[dict[str, Any]]:
         """One for each endpoint of each monitor, with the labels that the Prometheus operator gives."""
+        place = ("namespace", "pod_name", "pod_container_port_number")
         for monitor in self._monitors:
             name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
             labels = monitor["spec"]["selector"]["matchLabels"].items()
@@ -59,7 +60,7 @@ class PodDiscovery(Repeated):
                     "metrics_path": endpoint["path"],
                     "file_sd_configs": [{"files": [str(self.file)]}],
                     "relabel_configs": [
-                        _keep("__meta_kubernetes_namespace", "|".join(_namespaces(monitor)) or ".*"),
+                        _keep("__meta_kubernetes_namespace", "|".join(_namespaces(monitor))),
                         *(_keep(_label(label), re.escape(value)) for label, value in labels),
                         _keep("__meta_kubernetes_pod_container_port_name", re.escape(endpoint["port"])),
                         _copy("__meta_kubernetes_namespace", "namespace"),
@@ -68,40 +69,32 @@ class PodDiscovery(Repeated):
                         _copy("__address__", "instance"),
                         {"target_label": "job", "replacement": name},
                         {"target_label": "endpoint", "replacement": endpoint["port"]},
-                        *self._through_the_proxy(),
+                        {
+                            "source_labels": [*(f"__meta_kubernetes_{part}" for part in place), "__metrics_path__"],
+                            "regex": "(.+);(.+);(.+);(.+)",
+                            "target_label": "__metrics_path__",
+                            "replacement": "/api/v1/namespaces/$1/pods/$2:$3/proxy$4",
+                        },
+                        {"target_label": "__address__", "replacement": self.proxy},
                     ],
                 }
 
-    def _through_the_proxy(self) -> list[dict[str, Any]]:
-        place = ("namespace", "pod_name", "pod_container_port_number")
-        return [
-            {
-                "source_labels": [*(f"__meta_kubernetes_{part}" for part in place), "__metrics_path__"],
-                "regex": "(.+);(.+);(.+);(.+)",
-                "target_label": "__metrics_path__",
-                "replacement": "/api/v1/namespaces/$1/pods/$2:$3/proxy$4",
-            },
-            {"target_label": "__address__", "replacement": self.proxy},
-        ]
-
     def _look(self) -> None:
         namespaces = {name for monitor in self._monitors for name in _namespaces(monitor)}
-        everywhere = any(not _namespaces(monitor) for monitor in self._monitors)
-        paths = ["/api/v1/pods"] if everywhere else [f"/api/v1/namespaces/{name}/pods" for name in sorted(namespaces)]
-        groups = [group for path in paths for pod in self._pods(path) for group in _target_groups(pod)]
+        groups: list[dict[str, Any]] = []
+        for name in sorted(namespaces):
+            path = f"http://{self.proxy}/api/v1/namespaces/{name}/pods"
+            with urllib.request.urlopen(path, timeout=30) as response:
+                groups += [group for pod in json.load(response)["items"] for group in _target_groups(pod)]
         fresh = self.file.with_suffix(".new")
         fresh.write_text(json.dumps(groups))
         fresh.replace(self.file)
 
-    def _pods(self, path: str) -> list[dict[str, Any]]:
-        with urllib.request.urlopen(f"http://{self.proxy}{path}", timeout=30) as response:
-            return list(json.load(response)["items"])
-
 
 def _namespaces(monitor: Manifest) -> list[str]:
-    """Where its pods are; none: everywhere."""
+    """Where its pods are."""
     selected = monitor["spec"].get("namespaceSelector", {})
-    return [] if selected.get("any") else list(selected.get("matchNames", [monitor["metadata"]["namespace"]]))
+    return list(selected.get("matchNames", [monitor["metadata"]["namespace"]]))
 
 
 def _target_groups(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:

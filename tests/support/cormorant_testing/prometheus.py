@@ -49,7 +49,12 @@ class Prometheus(Server):
         super().__init__(command, f"{self._url}/-/ready")
 
     def query(self, expr: str, *, at: float | None = None) -> dict[tuple[tuple[str, str], ...], float]:
-        data = self._ask({"query": expr} | ({"time": str(at)} if at is not None else {}))
+        asked = urllib.parse.urlencode({"query": expr} | ({"time": str(at)} if at is not None else {}))
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/query?{asked}", timeout=30) as response:
+                data = json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expr}: {error.read().decode()}") from error
         if data["resultType"] == "scalar":
             return {(): float(data["result"][1])}
         return {tuple(sorted(row["metric"].items())): float(row["value"][1]) for row in data["result"]}
@@ -60,14 +65,6 @@ class Prometheus(Server):
     def wait_for_numbers(self, expr: str, *, seconds: float = 60) -> list[float]:
         until(lambda: self.numbers(expr), seconds=seconds, what=f"{expr} gives nothing")
         return self.numbers(expr)
-
-    def _ask(self, asked: dict[str, str]) -> Any:
-        url = f"{self._url}/api/v1/query?{urllib.parse.urlencode(asked)}"
-        try:
-            with urllib.request.urlopen(url, timeout=30) as response:
-                return json.load(response)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{asked['query']}: {error.read().decode()}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import typer
 
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
+from cormorant_cli.commands.evaluate import show_table
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_testing.scripts import run_script
@@ -129,6 +130,20 @@ def test_examples_in_help_parse() -> None:
         command = group.commands[name]  # type: ignore[attr-defined]  # as above
         with command.make_context(name, arguments) as context:
             assert context.params
+
+
+def test_no_two_columns_of_the_table_have_one_name() -> None:
+    spread = {"mean": 1.0, "median": 1.0, "min": 0.0, "max": 2.0, "high": 1.5}
+    found = {
+        "episodes": 2,
+        "return": spread,
+        "length": spread,
+        "metrics": {"success": spread, "ever": spread, "min": spread},
+        "success": {"rate": 0.5, "low": 0.1, "high": 0.9},
+    }
+    header = show_table([("a", found)]).splitlines()[0].split()
+    assert header[5:] == ["MAX", "LENGTH", "SUCCESS", "EVER", "METRICS.MIN", "METRICS.SUCCESS"]
+    assert len(set(header)) == len(header)
 
 
 # -- init ------------------------------------------------------------------------------------------------------
