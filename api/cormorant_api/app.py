@@ -16,7 +16,6 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http import problems
 from cormorant_api.live.moments import Moments
-from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, live, state, status, weights
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
@@ -112,7 +111,7 @@ def make_app(head: Head | None = None) -> FastAPI:
     app.mount("/page", page)
     app.state.head = head
     if head is not None:
-        app.state.live, app.state.previews = Moments(head), Previews(head)
+        app.state.live = Moments(head)
         head.watchers.append(app.state.live.observe)
         app.add_middleware(_Answers, head=head)
     return app

@@ -147,6 +147,7 @@ class Head:
         """Newest version of an earlier head that was restored at the start, from the store or from a worker."""
         self.is_draining = False
         self.is_closing = False
+        self.open_previews = 0
         self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False

@@ -118,8 +118,7 @@ def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
 
 def _inference(head: Head, group: str, stats: GroupStats) -> InferenceReport:
     rows, padded, acts, requests, wait_s, act_s = (
-        head.rates.rate_of_servers(group, name)
-        for name in ("rows", "padded_rows", "acts", "requests", "wait_s", "act_s")
+        head.rates.rate((group, name)) for name in ("rows", "padded_rows", "acts", "requests", "wait_s", "act_s")
     )
     return InferenceReport(
         rows_per_second=round(rows, 1),

@@ -106,17 +106,15 @@ class RateWindow:
         if stats.workers:
             self._workers.append((now, {(worker.name, worker.attempt): worker.frames for worker in stats.workers}))
 
-    def rate(self) -> float:
-        """Frames stepped per second by the fleet."""
-        return _rate(self._fleet, _FLEET)
+    def rate(self, key: Hashable = _FLEET) -> float:
+        """Frames stepped per second by the fleet. Of a group's inference servers: `key` is the group and a field of the
+        message `Served`.
+        """
+        return _rate(self._fleet, key)
 
     def rate_of(self, worker: str, attempt: int) -> float:
         """Frames stepped per second by one worker."""
         return _rate(self._workers, (worker, attempt))
-
-    def rate_of_servers(self, group: str, name: str) -> float:
-        """Rates of a group's inference servers per second, by field of the message `Served`."""
-        return _rate(self._fleet, (group, name))
 
 
 def _rate(found: deque[tuple[float, Mapping[Hashable, float]]], key: Hashable) -> float:

@@ -12,7 +12,7 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import FleetError
 from cormorant_worker.spaces import Array, Leaf, describe
 
-_MOST_ASKING = 4
+_MOST_OPEN = 4
 """Requests to workers at a time; more are told to try again."""
 _SMALLEST = 4
 _LARGEST = 480
@@ -22,43 +22,37 @@ _GRAY, _COLOR = 0, 2
 _NUM_COLORS = 3
 
 
-class Previews:
-    def __init__(self, head: Head) -> None:
-        self._head = head
-        self._asking = 0
+async def peek(head: Head, worker: str, env: int) -> bytes:
+    """The current observation of one environment as PNG. 404: unknown worker; 409: observations are not images; 422:
+    unknown environment; 429: too many requests.
+    """
+    fleet = head.running.fleet
+    num_envs, picture = fleet.layout.num_envs, find_picture(fleet.layout.observation)
+    if env >= num_envs:
+        known = f"workers have {num_envs} environments each, 0 to {num_envs - 1}"
+        raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
+    if picture is None:
+        space = describe(fleet.spaces[0])
+        raise ApiError(
+            ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
+        )
+    if head.open_previews >= _MOST_OPEN:
+        raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
 
-    async def peek(self, worker: str, env: int) -> bytes:
-        """The current observation of one environment as PNG. 404: unknown worker; 409: observations
-        are not images; 422: unknown environment; 429: too many requests.
-        """
-        layout = self._head.running.fleet.layout
-        if env >= layout.num_envs:
-            known = f"workers have {layout.num_envs} environments each, 0 to {layout.num_envs - 1}"
-            raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
-        picture = find_picture(layout.observation)
-        if picture is None:
-            space = describe(self._head.running.fleet.spaces[0])
-            raise ApiError(
-                ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
-            )
-        if self._asking >= _MOST_ASKING:
-            raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
-        self._asking += 1
+    def ask() -> bytes:
         try:
-            return await self._head.bulk(self._ask, worker, env, picture)
-        finally:
-            self._asking -= 1
-
-    def _ask(self, worker: str, env: int, leaf: int) -> bytes:
-        fleet = self._head.running.fleet
-        try:
-            pixels = fleet.peek(worker, column=env, leaf=leaf)
+            return png_of(newest_frame(fleet.peek(worker, column=env, leaf=picture)))
         except FleetError:
             known = tuple(found.name for found in fleet.stats().workers)
             if worker in known:
                 raise
             raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
-        return png_of(newest_frame(pixels))
+
+    head.open_previews += 1
+    try:
+        return await head.bulk(ask)
+    finally:
+        head.open_previews -= 1
 
 
 # Observations as images. S frames of a stack, H rows, W columns, C channels.

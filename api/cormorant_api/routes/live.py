@@ -11,7 +11,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import STILL_HERE, SlowReader, event_stream
 from cormorant_api.live.moments import Moments, as_frame
-from cormorant_api.live.previews import Previews
+from cormorant_api.live.previews import peek
 from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.live import Bye, Hello
@@ -100,14 +100,12 @@ async def stream_live(request: Request, head: TheHead) -> Response:
     **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, ProblemType.BUSY, also=_PICTURE),
 )
 async def get_picture(
-    request: Request,
+    head: TheHead,
     worker: str,
     env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Index of the environment within the worker.")] = 0,
 ) -> Response:
     """Current observation of one environment as PNG, if observations are images. The worker keeps stepping."""
-    previews: Previews = request.app.state.previews
-    png = await previews.peek(worker, env)
-    return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
+    return Response(await peek(head, worker, env), media_type=PNG, headers={"Cache-Control": "no-store"})
 
 
 async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[bytes]:

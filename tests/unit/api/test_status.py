@@ -86,5 +86,5 @@ def test_a_replacement_counts_from_zero() -> None:
 def test_servers_have_rates_by_group() -> None:
     served = ((now, {"act": {"rows": 100.0 * now, "act_s": 0.25 * now}} if now else {}) for now in (0, 5, 20, 25))
     rates = sampled(*((now, make_stats(inference=servers)) for now, servers in served))
-    found = [rates.rate_of_servers(*key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
+    found = [rates.rate(key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
     assert found == [100.0, 0.25, 0.0, 0.0]
