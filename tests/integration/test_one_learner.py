@@ -162,7 +162,6 @@ def read_in_thread(shards: Any, number: int) -> list[list[int]]:
     return [batch["collector", "traj_ids"].unique().tolist() for batch in shards[number].iter_batches()]
 
 
-@pytest.mark.timeout(120)
 def test_a_shard_that_was_left_holds_up_no_other(tmp_path: Path) -> None:
     """With maxStaleness 0 a batch that is held stops the fleet."""
     with local(tmp_path) as fleet:
@@ -195,7 +194,6 @@ def test_no_other_process_reads_a_local_fleet(tmp_path: Path) -> None:
         assert fleet.next_batch(timeout=60) is not None
 
 
-@pytest.mark.timeout(120)
 def test_copies_of_two_threads_are_whole(tmp_path: Path) -> None:
     """A thread that asks for the next batch gives back none that another one is copying."""
     job = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20, "totalFrames": 8000}, queue={})
@@ -207,7 +205,6 @@ def test_copies_of_two_threads_are_whole(tmp_path: Path) -> None:
         assert sum(pool.map(read, [fleet] * 4)) == 8000
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", [local, over_rest])
 def test_a_state_file_that_cannot_be_used_is_said_in_a_sentence(place: Any, tmp_path: Path) -> None:
     with place(tmp_path) as fleet:
@@ -223,7 +220,6 @@ def test_a_state_file_that_cannot_be_used_is_said_in_a_sentence(place: Any, tmp_
         fleet.restore(tmp_path / "state")
 
 
-@pytest.mark.timeout(120)
 def test_workers_end_with_the_last_reference_to_their_fleet() -> None:
     """Also when the garbage collector finds it in a thread that holds the fleet's condition and that of all threads."""
     fleet = cormorant.open_fleet(CARTPOLE, workers=1)
@@ -243,7 +239,6 @@ def test_workers_end_with_the_last_reference_to_their_fleet() -> None:
     worker.wait(60)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", [local, over_rest])
 def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> None:
     other = make_job(num_envs=2, lengths=(3, 5), collection={"framesPerBatch": 20}, queue={})
@@ -299,7 +294,6 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
             call()
 
 
-@pytest.mark.timeout(120)
 def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
     job = make_job(num_envs=1, lengths=(3, 5), step_s=5.0, collection={"framesPerBatch": 20}, queue={})
     with cormorant.open_fleet(
@@ -317,7 +311,6 @@ def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
             far.pause(wait=0.1)
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("place", [local, over_rest])
 def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> None:
     with place(tmp_path) as fleet:

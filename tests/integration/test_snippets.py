@@ -19,6 +19,7 @@ from jupyter_client.manager import start_new_kernel
 from cormorant_testing.scripts import Server, unused_port
 from cormorant_testing.snippets import ROOT, blocks
 
+pytestmark = pytest.mark.timeout(600)
 BIN = Path(sys.executable).parent
 WITH_BIN = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
 MY_PKG = '''
@@ -57,15 +58,8 @@ for block in sys.argv[1:]:
 
 
 def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 300, env: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        env=env or WITH_BIN,
-    )
+    words = [str(part) for part in command]
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=timeout_s, env=env or WITH_BIN)
     assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -82,16 +76,11 @@ def serving(command: str, cwd: Path) -> Iterator[dict[str, str]]:
 
 
 def serve_line(page: str) -> str:
-    (line,) = {
-        line.partition("#")[0].strip()
-        for block in blocks(page, "sh")
-        for line in block.splitlines()
-        if "--serve" in line
-    }
+    lines = [line for block in blocks(page, "sh") for line in block.splitlines()]
+    (line,) = {line.partition("#")[0].strip() for line in lines if "--serve" in line}
     return line
 
 
-@pytest.mark.timeout(300)
 def test_readme_learner_runs(tmp_path: Path) -> None:
     learner, _ = blocks("README.md", "python")
     printed = run(sys.executable, "-c", learner, cwd=tmp_path)
@@ -115,7 +104,6 @@ def test_pictures_of_the_live_page_are_of_this_page() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_readme_manifest_fills_its_dataset(tmp_path: Path) -> None:
     (manifest,) = blocks("README.md", "yaml")
     (tmp_path / "job.yaml").write_text(manifest)
@@ -137,7 +125,6 @@ def test_make_run_collects_pong(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_first_dataset_tutorial_runs(tmp_path: Path) -> None:
     install, *shell = blocks("docs/tutorials/first-dataset.md", "sh")
     assert "make install" in install
@@ -147,7 +134,6 @@ def test_first_dataset_tutorial_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_rest_tutorial_runs(tmp_path: Path) -> None:
     page = "docs/tutorials/train-ppo-over-rest.md"
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -165,7 +151,6 @@ def test_rest_tutorial_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_learners_page_runs(tmp_path: Path) -> None:
     page = "docs/how-to/learners.md"
     (tmp_path / "examples").symlink_to(ROOT / "examples")
@@ -181,7 +166,6 @@ def test_learners_page_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_a_script_moves_from_laptop_to_cluster_by_one_line(tmp_path: Path) -> None:
     page = "docs/how-to/from-laptop-to-cluster.md"
     (script,) = blocks(page, "python")
@@ -199,7 +183,6 @@ def test_a_script_moves_from_laptop_to_cluster_by_one_line(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "page",
     [
@@ -216,7 +199,6 @@ def test_python_of_a_page_runs(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_logging_page_writes_curves(tmp_path: Path) -> None:
     """docs/how-to/log-a-run.md but for W&B, which needs an account to be of use."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -229,7 +211,6 @@ def test_logging_page_writes_curves(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     """docs/how-to/notebooks.md in a kernel: a policy of a cell acts in workers, an interrupt ends the cell alone."""
     manager, client = start_new_kernel(kernel_name="python3", cwd=str(tmp_path))
@@ -267,7 +248,6 @@ def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_reading_page_runs(tmp_path: Path) -> None:
     """docs/how-to/read-a-dataset.md, but for what needs TorchRL, which tests/peers/test_replay_buffers.py runs."""
     run("bash", "-euc", "cormorant init . && cormorant run job.yaml", cwd=tmp_path)
@@ -279,7 +259,6 @@ def test_reading_page_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_ray_page_runs(tmp_path: Path) -> None:
     """docs/how-to/ray.md on a cluster of its own: an empty address starts one."""
     (tmp_path / "job.yaml").write_text(
