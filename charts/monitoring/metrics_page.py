@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from charts.monitoring.expressions import RECORDINGS
 
 from cormorant_contract.metrics import BUDGET, BUDGET_PER_GROUP, BUDGET_PER_JOB_OF_OPERATOR, METRICS
-from cormorant_contract.metrics.metric import Exporter, Metric
+from cormorant_contract.metrics.labels import Exporter, Metric
 
 _ROOMS: dict[Exporter, tuple[str, str]] = {
     "head": (

@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from cormorant_contract.metrics import operator as declared
-from cormorant_contract.metrics.metric import Metric
+from cormorant_contract.metrics.labels import Metric
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient

@@ -10,8 +10,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from cormorant_contract.metrics import operator as declared
-from cormorant_contract.metrics.labels import HANDLER
-from cormorant_contract.metrics.metric import Metric
+from cormorant_contract.metrics.labels import HANDLER, Metric
 
 # Prometheus does not need them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # its return type is not annotated

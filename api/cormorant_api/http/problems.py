@@ -101,7 +101,15 @@ async def _on_error(request: Request, error: Exception) -> Response:
         case CormorantError() | StoreError():
             found = as_api_error(error)
         case RequestValidationError():
-            found = _of_invalid_request(error)
+            invalid = list(error.errors())[:_MOST_ERRORS]
+            malformed = [entry["ctx"]["error"] for entry in invalid if entry["type"] == "json_invalid"]
+            if malformed:  # a 400; an invalid value is a 422
+                found = ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {malformed[0]}")
+            else:
+                places = [".".join(map(str, entry["loc"]))[:200] for entry in invalid]
+                errors = [{"field": at, "message": e["msg"][:500]} for at, e in zip(places, invalid, strict=True)]
+                detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
+                found = ApiError(ProblemType.INVALID_REQUEST, detail, errors=errors)
         case HTTPException(status_code=status):
             detail, headers = str(error.detail), dict(error.headers or {})
             if status == HTTPStatus.NOT_FOUND:
@@ -119,21 +127,3 @@ async def _on_error(request: Request, error: Exception) -> Response:
             log.error("request_failed", method=request.method, path=path, error=f"{type(error).__name__}: {error}")
             found = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
     return answer(found, path, headers)
-
-
-def _of_invalid_request(error: RequestValidationError) -> ApiError:
-    found = list(error.errors())
-    # Malformed JSON is a 400, an invalid value a 422.
-    for entry in found:
-        if entry.get("type") == "json_invalid":
-            reason = str(entry.get("ctx", {}).get("error", ""))
-            return ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {reason}")
-    errors = [
-        {
-            "field": ".".join(str(part) for part in entry.get("loc", ()))[:200],
-            "message": str(entry.get("msg", ""))[:500],
-        }
-        for entry in found[:_MOST_ERRORS]
-    ]
-    detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
-    return ApiError(ProblemType.INVALID_REQUEST, detail, errors=errors)

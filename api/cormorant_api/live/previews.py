@@ -65,14 +65,14 @@ def find_picture(leaves: Sequence[Leaf]) -> int | None:
         for i, leaf in enumerate(leaves)
         if leaf.dtype == np.uint8
         and len(leaf.shape) in (2, 3, 4)
-        and min(_newest(_blank(leaf.shape)).shape[:2]) >= _SMALLEST
+        and min(_newest(np.broadcast_to(np.uint8(0), leaf.shape)).shape[:2]) >= _SMALLEST
     ]
     return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
 
 
 def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
     """Height and width in pixels of the result of `newest_frame`."""
-    height, width = newest_frame(_blank(shape)).shape[:2]
+    height, width = newest_frame(np.broadcast_to(np.uint8(0), shape)).shape[:2]
     return height, width
 
 
@@ -86,10 +86,6 @@ def newest_frame(pixels: Array) -> Array:
     frame = _newest(pixels)
     thin = max(1, -(-max(frame.shape[:2]) // _LARGEST))
     return frame[::thin, ::thin]
-
-
-def _blank(shape: tuple[int, ...]) -> Array:
-    return np.broadcast_to(np.uint8(0), shape)
 
 
 def _newest(pixels: Array) -> Array:

@@ -5,7 +5,7 @@ this.
 from collections.abc import Mapping
 
 from cormorant_contract.metrics.head import HEAD_METRICS
-from cormorant_contract.metrics.metric import Exporter, Metric
+from cormorant_contract.metrics.labels import Exporter, Metric
 from cormorant_contract.metrics.operator import OPERATOR_METRICS
 from cormorant_contract.metrics.worker import WORKER_METRICS
 

@@ -1,7 +1,7 @@
 """Metrics of a head, for the whole job. One scrape of the head shows everything."""
 
 from cormorant_contract.metrics import labels as by
-from cormorant_contract.metrics.metric import MetricList
+from cormorant_contract.metrics.labels import MetricList
 
 _STEPS_S = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0)
 _BATCHES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)

@@ -1,7 +1,16 @@
 """Metrics of the operator, about itself and its jobs."""
 
-from cormorant_contract.metrics.labels import API_METHOD, CODE, HANDLER, HEARD, JOB, JOB_NAMESPACE, JOB_PHASE, QUEUE
-from cormorant_contract.metrics.metric import MetricList
+from cormorant_contract.metrics.labels import (
+    API_METHOD,
+    CODE,
+    HANDLER,
+    HEARD,
+    JOB,
+    JOB_NAMESPACE,
+    JOB_PHASE,
+    QUEUE,
+    MetricList,
+)
 
 _RECONCILES_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 

@@ -2,8 +2,7 @@
 twice.
 """
 
-from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE
-from cormorant_contract.metrics.metric import MetricList
+from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE, MetricList
 
 _METRICS = MetricList("cormorant_worker_", COLLECTORJOB, GROUP)
 JOINED = _METRICS.gauge("joined", "1 if the pod's Ray node is a member of the head's cluster.")

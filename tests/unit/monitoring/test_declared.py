@@ -12,8 +12,7 @@ from cormorant_contract.metrics import (
     METRICS,
     SCRAPE_LABELS,
 )
-from cormorant_contract.metrics.labels import GROUP, JOB_NAMESPACE
-from cormorant_contract.metrics.metric import Metric
+from cormorant_contract.metrics.labels import GROUP, JOB_NAMESPACE, Metric
 
 NAMES = [metric.name for metric in ALL_METRICS]
 

@@ -9,7 +9,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.metric import Metric
+from cormorant_contract.metrics.labels import Metric
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.samples import Sample
 
-from cormorant_contract.metrics.metric import Metric
+from cormorant_contract.metrics.labels import Metric
 
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
