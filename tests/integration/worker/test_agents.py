@@ -32,84 +32,85 @@ def job(*, num_envs: int = 3, collection: Document | None = None, **env: Any) ->
     return document
 
 
-class TestFrames:
-    @pytest.mark.slow
-    def test_inference_servers_act_on_those_of_a_plain_loop(self) -> None:
-        loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240, workers=2))
-        document = loop.job.manifest()
-        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.agents:halves"}
-        document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "server", "role": "inference", "replicas": 1}]
-        with open_fleet(document, workers=2) as fleet:
-            for batch in fleet.batches():
-                loop.take(batch)
-        assert (loop.frames, len(loop.streams)) == (240, 4)
-
-    def test_a_head_hands_out_those_of_a_plain_loop(self, tmp_path: Path) -> None:
-        loop = PartyLoop(PartyJob(absences="returns", ends="any", total=240))
-        with (
-            serve(load_job(loop.job.manifest()), directory=tmp_path) as served,
-            connect(served.server.url, token=served.reader.token) as client,
-        ):
-            for delivery in client.deliveries(prefetch=0):
-                loop.take(delivery.tensordict())
-            exported = [line.split() for line in served.reader.get("/metrics").body.decode().splitlines()]
-            acted = [float(line[1]) for line in exported if line[0].startswith("cormorant_agent_steps_total{")]
-            assert acted == [loop.agent_steps]
-        assert (loop.frames, len(loop.streams)) == (240, 3)
-
-    def test_a_dataset_has_those_of_a_plain_loop(self, tmp_path: Path) -> None:
-        loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240))
-        document = loop.job.manifest()
-        document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "data")}}
-        with open_fleet(document) as fleet:
-            assert fleet.wait_until_done(120)
-        (frames,) = read_dataset(str(tmp_path / "data")).frames(batch_size=240)
-        whole = frames[frames["state"][:, 0].argsort(stable=True)].reshape(2, 120)
-        whole.names = [None, "time"]
-        assert loop.take(whole) == 240
+@pytest.mark.slow
+def test_inference_servers_act_on_frames_of_a_plain_loop() -> None:
+    loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240, workers=2))
+    document = loop.job.manifest()
+    document["spec"]["policy"] = {"entrypoint": "cormorant_testing.agents:halves"}
+    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "server", "role": "inference", "replicas": 1}]
+    with open_fleet(document, workers=2) as fleet:
+        for batch in fleet.batches():
+            loop.take(batch)
+    assert (loop.frames, len(loop.streams)) == (240, 4)
 
 
-class TestTeamReward:
-    @pytest.mark.parametrize("kind", ["sum", "mean"])
-    def test_it_is_of_the_agents_that_act(self, kind: str) -> None:
-        with make_collector(job(teamReward=kind)) as collector:
-            batch = collector.collect(num_steps=90)
-        total = sum(batch["next", group, "reward"].sum(-2) for group in GROUPS["byName"])
-        acting = sum(batch[group, "mask"].sum(-1, keepdim=True) for group in GROUPS["byName"])
-        torch.testing.assert_close(batch["next", "reward"], total / acting if kind == "mean" else total)
-
-    @pytest.mark.parametrize(
-        ("field", "settings"), [("multiStep", {"steps": 2, "gamma": 0.9}), ("normalize", {"reward": {"gamma": 0.9}})]
-    )
-    def test_what_needs_one_reward_needs_the_teams(self, field: str, settings: Document) -> None:
-        with pytest.raises(ManifestError, match=rf"{field}.* is about one reward.*set env.pettingzoo.teamReward"):
-            make_collector(job(collection={field: settings}))
-        with make_collector(job(collection={field: settings}, teamReward="sum")) as collector:
-            assert collector.collect(num_steps=90)["next", "reward"].any()
+def test_a_head_hands_out_frames_of_a_plain_loop(tmp_path: Path) -> None:
+    loop = PartyLoop(PartyJob(absences="returns", ends="any", total=240))
+    with (
+        serve(load_job(loop.job.manifest()), directory=tmp_path) as served,
+        connect(served.server.url, token=served.reader.token) as client,
+    ):
+        for delivery in client.deliveries(prefetch=0):
+            loop.take(delivery.tensordict())
+        exported = [line.split() for line in served.reader.get("/metrics").body.decode().splitlines()]
+        acted = [float(line[1]) for line in exported if line[0].startswith("cormorant_agent_steps_total{")]
+        assert acted == [loop.agent_steps]
+    assert (loop.frames, len(loop.streams)) == (240, 3)
 
 
-class TestPolicies:
-    def test_a_module_reads_and_writes_the_keys_of_groups(self) -> None:
-        parts = [
-            TensorDictModule(
-                lambda seen: (seen.sum(-1), seen[..., :2].float() * 0 + 1),
-                in_keys=[(group, "observation")],
-                out_keys=[(group, "value"), (group, "action")],
-            )
-            for group in GROUPS["byName"]
-        ]
-        with make_collector(env=ANY.manifest()["spec"]["env"], policy=TensorDictSequential(*parts)) as collector:
-            batch = collector.collect(num_steps=90)
-        assert PartyLoop(ANY).take(batch) == 90
-        assert torch.equal(batch["red", "value"], batch["red", "observation"].sum(-1))
+def test_a_dataset_has_frames_of_a_plain_loop(tmp_path: Path) -> None:
+    loop = PartyLoop(PartyJob(absences="returns", num_envs=2, total=240))
+    document = loop.job.manifest()
+    document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "data")}}
+    with open_fleet(document) as fleet:
+        assert fleet.wait_until_done(120)
+    (frames,) = read_dataset(str(tmp_path / "data")).frames(batch_size=240)
+    whole = frames[frames["state"][:, 0].argsort(stable=True)].reshape(2, 120)
+    whole.names = [None, "time"]
+    assert loop.take(whole) == 240
 
-    def test_a_callable_gets_nested_tensors(self) -> None:
-        loop = PartyLoop(PartyJob(absences="deaths", num_envs=2))
-        with open_fleet(env=Party, num_envs=2, policy_factory=halves, total_frames=256) as fleet:
-            for batch in fleet.batches():
-                loop.take(batch)
-                assert [batch[group, "action"].unique().tolist() for group in GROUPS["byName"]] == [[1.5], [0.5], [1.0]]
-        assert (loop.frames, len(loop.streams)) == (256, 2)
+
+@pytest.mark.parametrize("kind", ["sum", "mean"])
+def test_the_team_reward_is_of_the_agents_that_act(kind: str) -> None:
+    with make_collector(job(teamReward=kind)) as collector:
+        batch = collector.collect(num_steps=90)
+    total = sum(batch["next", group, "reward"].sum(-2) for group in GROUPS["byName"])
+    acting = sum(batch[group, "mask"].sum(-1, keepdim=True) for group in GROUPS["byName"])
+    torch.testing.assert_close(batch["next", "reward"], total / acting if kind == "mean" else total)
+
+
+@pytest.mark.parametrize(
+    ("field", "settings"), [("multiStep", {"steps": 2, "gamma": 0.9}), ("normalize", {"reward": {"gamma": 0.9}})]
+)
+def test_what_needs_one_reward_needs_the_teams(field: str, settings: Document) -> None:
+    with pytest.raises(ManifestError, match=rf"{field}.* is about one reward.*set env.pettingzoo.teamReward"):
+        make_collector(job(collection={field: settings}))
+    with make_collector(job(collection={field: settings}, teamReward="sum")) as collector:
+        assert collector.collect(num_steps=90)["next", "reward"].any()
+
+
+def test_a_module_reads_and_writes_the_keys_of_groups() -> None:
+    parts = [
+        TensorDictModule(
+            lambda seen: (seen.sum(-1), seen[..., :2].float() * 0 + 1),
+            in_keys=[(group, "observation")],
+            out_keys=[(group, "value"), (group, "action")],
+        )
+        for group in GROUPS["byName"]
+    ]
+    with make_collector(env=ANY.manifest()["spec"]["env"], policy=TensorDictSequential(*parts)) as collector:
+        batch = collector.collect(num_steps=90)
+    assert PartyLoop(ANY).take(batch) == 90
+    assert torch.equal(batch["red", "value"], batch["red", "observation"].sum(-1))
+
+
+def test_a_callable_gets_nested_tensors() -> None:
+    loop = PartyLoop(PartyJob(absences="deaths", num_envs=2))
+    with open_fleet(env=Party, num_envs=2, policy_factory=halves, total_frames=256) as fleet:
+        for batch in fleet.batches():
+            loop.take(batch)
+            assert [batch[group, "action"].unique().tolist() for group in GROUPS["byName"]] == [[1.5], [0.5], [1.0]]
+    assert (loop.frames, len(loop.streams)) == (256, 2)
 
 
 class Strange(Party):
@@ -130,169 +131,165 @@ class Strange(Party):
         return found
 
 
-class TestBadInput:
-    @pytest.mark.parametrize(
-        ("env", "sentence"),
-        [
-            ({"groupMap": {"red": ["red_3"]}}, r"groups name red_3, which the environment does not have; did you mean"),
-            ({"groupMap": {"red": ["red_0", "red_1"]}}, r"the agent blue_0 is in none of the groups; write"),
-            ({"groupMap": {"a": ["red_0", "red_0"]}}, r"the agent red_0 is twice in the groups"),
-            ({"entrypoint": "cormorant_testing.agents:Unequal", "groups": "all"},
-             r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
-            ({"groupMap": {"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}},
-             r"a group is called state, as another key of batches; name it otherwise"),
-            ({"entrypoint": "cormorant_testing.envs:make_counting"},
-             r"is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
-            ({"entrypoint": "", "id": "cormorant_testing/agents"}, r"cormorant_testing.agents has no parallel_env"),
-        ],
-    )  # fmt: skip
-    def test_a_sentence_says_what_to_do(self, env: Document, sentence: str) -> None:
-        block = {key: value for key, value in job(**env)["spec"]["env"]["pettingzoo"].items() if value != ""}
-        with pytest.raises(EnvBuildError, match=sentence):
-            make_collector(env={"pettingzoo": block})
-
-    @pytest.mark.parametrize(
-        ("what", "sentence"),
-        [
-            ("unknown", r"has the agent gray_0, which possible_agents does not have"),
-            ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
-        ],
-    )
-    def test_agents_that_do_not_appear_are_named(self, what: str, sentence: str) -> None:
-        with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
-            collector.collect(num_steps=10)
-
-    def test_single_environments_point_to_the_block(self) -> None:
-        with pytest.raises(EnvBuildError, match=r"Party, a PettingZoo environment.*name it in env.pettingzoo"):
-            make_collector(env={"gymnasium": {"entrypoint": PARTY}})
+@pytest.mark.parametrize(
+    ("env", "sentence"),
+    [
+        ({"groupMap": {"red": ["red_3"]}}, r"groups name red_3, which the environment does not have; did you mean"),
+        ({"groupMap": {"red": ["red_0", "red_1"]}}, r"the agent blue_0 is in none of the groups; write"),
+        ({"groupMap": {"a": ["red_0", "red_0"]}}, r"the agent red_0 is twice in the groups"),
+        ({"entrypoint": "cormorant_testing.agents:Unequal", "groups": "all"},
+         r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
+        ({"groupMap": {"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}},
+         r"a group is called state, as another key of batches; name it otherwise"),
+        ({"entrypoint": "cormorant_testing.envs:make_counting"},
+         r"is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
+        ({"entrypoint": "", "id": "cormorant_testing/agents"}, r"cormorant_testing.agents has no parallel_env"),
+    ],
+)  # fmt: skip
+def test_what_fits_no_groups_is_refused(env: Document, sentence: str) -> None:
+    block = {key: value for key, value in job(**env)["spec"]["env"]["pettingzoo"].items() if value != ""}
+    with pytest.raises(EnvBuildError, match=sentence):
+        make_collector(env={"pettingzoo": block})
 
 
-class TestTurns:
-    """Against PettingZoo's own loop over an AEC environment, to which the same actions are given."""
+@pytest.mark.parametrize(
+    ("what", "sentence"),
+    [
+        ("unknown", r"has the agent gray_0, which possible_agents does not have"),
+        ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
+    ],
+)
+def test_agents_that_do_not_appear_are_named(what: str, sentence: str) -> None:
+    with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
+        collector.collect(num_steps=10)
 
-    @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
-    def test_frames_are_the_turns_of_a_plain_loop(self, vectorization: str) -> None:
-        document = job(entrypoint="cormorant_testing.agents:Rounds", vectorization=vectorization, teamReward="sum")
-        with make_collector(document) as collector:
-            batch = torch.cat([collector.collect(num_steps=steps) for steps in (90, 3, 90)], dim=1)
-            assert collector.env_restarts == 0
-        assert batch["next", "done"].sum() > 5
-        assert batch["next", "truncated"].any()
-        assert (batch["player", "mask"].sum(-1) == 1).all()
-        for row in batch:
-            env = Rounds()
-            env.reset(seed=int(row["player", "observation"][0, 0, 0]))
-            earned, acted, frames = dict.fromkeys(env.possible_agents, 0.0), set[str](), iter(row)
-            for frame in frames:
-                if not env.agents:
-                    env.reset()
-                    earned = dict.fromkeys(env.possible_agents, 0.0)
-                for agent in env.agent_iter():
-                    number = env.possible_agents.index(agent)
-                    seen, reward, terminated, truncated, _ = env.last()
-                    assert reward == earned[agent]
-                    if not (terminated or truncated):
-                        break
-                    earned[agent] = 0.0
-                    env.step(None)
-                acted.add(agent)
-                assert frame["player", "mask"].nonzero().tolist() == [[number]]
-                assert np.array_equal(frame["player", "observation"][number], seen["observation"])
-                assert np.array_equal(frame["player", "action_mask"][number], seen["action_mask"])
-                assert frame["player", "action_mask"].all(-1).sum() >= 3
-                was_there = set(env.agents)
+
+def test_single_environments_point_to_the_block() -> None:
+    with pytest.raises(EnvBuildError, match=r"Party, a PettingZoo environment.*name it in env.pettingzoo"):
+        make_collector(env={"gymnasium": {"entrypoint": PARTY}})
+
+
+@pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
+def test_turns_are_those_of_pettingzoos_own_loop(vectorization: str) -> None:
+    document = job(entrypoint="cormorant_testing.agents:Rounds", vectorization=vectorization, teamReward="sum")
+    with make_collector(document) as collector:
+        batch = torch.cat([collector.collect(num_steps=steps) for steps in (90, 3, 90)], dim=1)
+        assert collector.env_restarts == 0
+    assert batch["next", "done"].sum() > 5
+    assert batch["next", "truncated"].any()
+    assert (batch["player", "mask"].sum(-1) == 1).all()
+    for row in batch:
+        env = Rounds()
+        env.reset(seed=int(row["player", "observation"][0, 0, 0]))
+        earned, acted, frames = dict.fromkeys(env.possible_agents, 0.0), set[str](), iter(row)
+        for frame in frames:
+            if not env.agents:
+                env.reset()
+                earned = dict.fromkeys(env.possible_agents, 0.0)
+            for agent in env.agent_iter():
+                number = env.possible_agents.index(agent)
+                seen, reward, terminated, truncated, _ = env.last()
+                assert reward == earned[agent]
+                if not (terminated or truncated):
+                    break
                 earned[agent] = 0.0
-                env.step(int(frame["player", "action"][number]))
-                following = frame["next", "player"]
-                for other, name in enumerate(env.possible_agents):
-                    earned[name] += float(following["reward"][other, 0])
-                    is_gone = name not in was_there or env.terminations[name]
-                    assert following["terminated"][other].item() == is_gone, (name, was_there)
-                    assert following["truncated"][other].item() == (name in was_there and env.truncations[name])
-                    if name in was_there:
-                        assert np.array_equal(following["observation"][other], env.observe(name)["observation"])
-                is_over = all(env.terminations[name] or env.truncations[name] for name in env.agents)
-                assert frame["next", "done"].item() == is_over
-                assert frame["next", "reward"].item() == pytest.approx(sum(env.rewards.values()))
-                if is_over:
-                    while env.agents:
-                        env.step(None)
-            assert len(acted) == 4
+                env.step(None)
+            acted.add(agent)
+            assert frame["player", "mask"].nonzero().tolist() == [[number]]
+            assert np.array_equal(frame["player", "observation"][number], seen["observation"])
+            assert np.array_equal(frame["player", "action_mask"][number], seen["action_mask"])
+            assert frame["player", "action_mask"].all(-1).sum() >= 3
+            was_there = set(env.agents)
+            earned[agent] = 0.0
+            env.step(int(frame["player", "action"][number]))
+            following = frame["next", "player"]
+            for other, name in enumerate(env.possible_agents):
+                earned[name] += float(following["reward"][other, 0])
+                is_gone = name not in was_there or env.terminations[name]
+                assert following["terminated"][other].item() == is_gone, (name, was_there)
+                assert following["truncated"][other].item() == (name in was_there and env.truncations[name])
+                if name in was_there:
+                    assert np.array_equal(following["observation"][other], env.observe(name)["observation"])
+            is_over = all(env.terminations[name] or env.truncations[name] for name in env.agents)
+            assert frame["next", "done"].item() == is_over
+            assert frame["next", "reward"].item() == pytest.approx(sum(env.rewards.values()))
+            if is_over:
+                while env.agents:
+                    env.step(None)
+        assert len(acted) == 4
 
 
-class TestEnvPool:
-    """Against the pool of one environment, to which the same actions are sent."""
+@pytest.mark.parametrize("groups", ["agents", "perAgent"])
+@pytest.mark.parametrize(("task", "players"), [("TicTacToe-v1", 2), ("KuhnPoker-v1", 2), ("SparrowMahjong-v1", 3)])
+def test_games_of_envpool_are_those_of_a_plain_pool(task: str, players: int, groups: str) -> None:
+    document = manifest(env={"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 2}})
+    names = [groups]
+    if groups == "perAgent":
+        document["spec"]["env"]["envpool"]["groups"] = groups
+        names = [f"player_{number}" for number in range(players)]
+    with make_collector(document) as collector:
+        batch = torch.cat([collector.collect(num_steps=4 * steps) for steps in (40, 1, 60)], dim=1)
+        seeds = WorkerPlace(seed=document["spec"]["collection"].get("seed", 0)).env_seeds(4)
+    assert ("next", "reward") not in batch.keys(True)
+    assert {key for key in batch.keys() if key not in ("next", "collector")} == {*names}  # noqa: SIM118
+    for where in (batch, batch["next"]):
+        every = {key: torch.cat([where[name, key] for name in names], 2) for key in where[names[0]].keys()}  # noqa: SIM118
+        where["agents"] = TensorDict(every, batch.shape)
+    for row, seed in zip(batch, seeds, strict=True):
+        pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed])
+        seen, said = pool.reset()
+        for frame in row:
+            player, agents, following = int(said["current_player"][0]), frame["agents"], frame["next", "agents"]
+            assert np.array_equal(agents["observation"], seen)
+            assert agents["mask"].tolist() == [number == player for number in range(players)]
+            assert np.array_equal(agents["action_mask"][player], said["legal_action_mask"][0])
+            assert agents["action_mask"].all(-1).sum() >= players - 1
+            assert said["legal_action_mask"][0, agents["action"][player]]
+            seen, reward, terminated, truncated, said = pool.step(agents["action"][player : player + 1].int().numpy())
+            assert np.array_equal(following["observation"], seen)
+            assert np.array_equal(following["reward"][:, 0], reward)
+            assert following["terminated"].tolist() == [[bool(terminated[0])]] * players
+            assert following["truncated"].tolist() == [[bool(truncated[0])]] * players
+            is_over = bool(terminated[0] or truncated[0])
+            assert frame["next", "done"].tolist() == [is_over]
+            if is_over:
+                assert not following["mask"].any()
+                seen, *_, said = pool.step(np.zeros(1, np.int32))  # its step that is only a reset
+    assert batch["next", "done"].sum() > 10
 
-    @pytest.mark.parametrize("groups", ["agents", "perAgent"])
-    @pytest.mark.parametrize(("task", "players"), [("TicTacToe-v1", 2), ("KuhnPoker-v1", 2), ("SparrowMahjong-v1", 3)])
-    def test_games_give_the_frames_of_a_plain_loop(self, task: str, players: int, groups: str) -> None:
-        document = manifest(env={"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 2}})
-        names = [groups]
-        if groups == "perAgent":
-            document["spec"]["env"]["envpool"]["groups"] = groups
-            names = [f"player_{number}" for number in range(players)]
-        with make_collector(document) as collector:
-            batch = torch.cat([collector.collect(num_steps=4 * steps) for steps in (40, 1, 60)], dim=1)
-            seeds = WorkerPlace(seed=document["spec"]["collection"].get("seed", 0)).env_seeds(4)
-        assert ("next", "reward") not in batch.keys(True)
-        assert {key for key in batch.keys() if key not in ("next", "collector")} == {*names}  # noqa: SIM118
-        for where in (batch, batch["next"]):
-            every = {key: torch.cat([where[name, key] for name in names], 2) for key in where[names[0]].keys()}  # noqa: SIM118
-            where["agents"] = TensorDict(every, batch.shape)
-        for row, seed in zip(batch, seeds, strict=True):
-            pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed])
-            seen, said = pool.reset()
-            for frame in row:
-                player, agents, following = int(said["current_player"][0]), frame["agents"], frame["next", "agents"]
-                assert np.array_equal(agents["observation"], seen)
-                assert agents["mask"].tolist() == [number == player for number in range(players)]
-                assert np.array_equal(agents["action_mask"][player], said["legal_action_mask"][0])
-                assert agents["action_mask"].all(-1).sum() >= players - 1
-                assert said["legal_action_mask"][0, agents["action"][player]]
-                seen, reward, terminated, truncated, said = pool.step(
-                    agents["action"][player : player + 1].int().numpy()
-                )
-                assert np.array_equal(following["observation"], seen)
-                assert np.array_equal(following["reward"][:, 0], reward)
-                assert following["terminated"].tolist() == [[bool(terminated[0])]] * players
-                assert following["truncated"].tolist() == [[bool(truncated[0])]] * players
-                is_over = bool(terminated[0] or truncated[0])
-                assert frame["next", "done"].tolist() == [is_over]
-                if is_over:
-                    assert not following["mask"].any()
-                    seen, *_, said = pool.step(np.zeros(1, np.int32))  # its step that is only a reset
-        assert batch["next", "done"].sum() > 10
 
-    def test_cars_of_intersection_act_at_once_in_one_group_or_one_each(self) -> None:
-        def act(seen: Any) -> Any:
-            chosen = {name: (10 * group["observation"].abs().sum((-1, -2))).long() % 3 for name, group in seen.items()}
-            return {name: {"action": action} for name, action in chosen.items()}
+def test_cars_of_intersection_act_at_once_in_one_group_or_one_each() -> None:
+    def act(seen: Any) -> Any:
+        chosen = {name: (10 * group["observation"].abs().sum((-1, -2))).long() % 3 for name, group in seen.items()}
+        return {name: {"action": action} for name, action in chosen.items()}
 
-        block = {"taskId": "IntersectionMultiAgent-v1", "numEnvs": 4}
-        batches = []
-        for groups in ({}, {"groups": "perAgent"}):
-            with make_collector(env={"envpool": block | groups}, policy=act, seed=5) as collector:
-                batches.append(collector.collect(num_steps=120))
-        one, two = batches
-        assert one["agents", "mask"].all()
-        assert one["agents", "action"].shape == (4, 30, 2)
-        assert (one["next", "agents", "done"] == one["next", "done"].unsqueeze(-1)).all()
-        assert one["next", "done"].any()
-        assert len(one["agents", "action"].unique()) == 3
-        keys = set(one["agents"].keys())
-        assert "action_mask" not in keys
-        for key in keys:
-            assert torch.equal(one["agents", key], torch.cat([two[f"player_{i}", key] for i in (0, 1)], 2))
-            if key != "action":
-                after = torch.cat([two["next", f"player_{i}", key] for i in (0, 1)], 2)
-                assert torch.equal(one["next", "agents", key], after)
-        assert torch.equal(one["next", "agents", "reward"][:, :, 1], two["next", "player_1", "reward"][:, :, 0])
+    block = {"taskId": "IntersectionMultiAgent-v1", "numEnvs": 4}
+    batches = []
+    for groups in ({}, {"groups": "perAgent"}):
+        with make_collector(env={"envpool": block | groups}, policy=act, seed=5) as collector:
+            batches.append(collector.collect(num_steps=120))
+    one, two = batches
+    assert one["agents", "mask"].all()
+    assert one["agents", "action"].shape == (4, 30, 2)
+    assert (one["next", "agents", "done"] == one["next", "done"].unsqueeze(-1)).all()
+    assert one["next", "done"].any()
+    assert len(one["agents", "action"].unique()) == 3
+    keys = set(one["agents"].keys())
+    assert "action_mask" not in keys
+    for key in keys:
+        assert torch.equal(one["agents", key], torch.cat([two[f"player_{i}", key] for i in (0, 1)], 2))
+        if key != "action":
+            after = torch.cat([two["next", f"player_{i}", key] for i in (0, 1)], 2)
+            assert torch.equal(one["next", "agents", key], after)
+    assert torch.equal(one["next", "agents", "reward"][:, :, 1], two["next", "player_1", "reward"][:, :, 0])
 
-    def test_a_task_of_one_player_has_no_groups(self) -> None:
-        with pytest.raises(EnvBuildError, match="CartPole-v1 has a single player; remove groups"):
-            make_collector(env={"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}})
 
-    def test_a_part_of_the_environments_cannot_be_waited_for(self) -> None:
-        block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
-        with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
-            make_collector(env={"envpool": block})
+def test_a_task_of_one_player_has_no_groups() -> None:
+    with pytest.raises(EnvBuildError, match="CartPole-v1 has a single player; remove groups"):
+        make_collector(env={"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}})
+
+
+def test_a_part_of_the_environments_cannot_be_waited_for() -> None:
+    block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
+    with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
+        make_collector(env={"envpool": block})

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 class Versioned(nn.Module):
     """For the action kind "box": acts (number, noise). Publish `number` = version: each action names its weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, *spaces: Any) -> None:
         super().__init__()
         self.number = nn.Parameter(torch.zeros(()))
         self.bias = nn.Parameter(torch.zeros(3))
@@ -28,8 +28,7 @@ class Versioned(nn.Module):
         return torch.stack([self.number.expand(n), torch.rand(n)], -1)
 
 
-def versioned(observation_space: Any, action_space: Any) -> nn.Module:
-    return Versioned()
+versioned = Versioned
 
 
 def numbered(version: int) -> dict[str, Tensor]:
@@ -44,8 +43,7 @@ class Seer(Versioned):
         return {"action": super().forward(observation), "seen": observation.clone()}
 
 
-def seer(observation_space: Any, action_space: Any) -> nn.Module:
-    return Seer()
+seer = Seer
 
 
 def counter(observation_space: Any, action_space: Any) -> nn.Module:
@@ -60,18 +58,18 @@ def in_half(observation_space: Any, action_space: Any) -> nn.Module:
     return InHalf()
 
 
-def linear(observation_space: Any, action_space: Any) -> nn.Module:
+class Linear(nn.Module):
     """A torch module: observation [n, 4] -> class indices [n]."""
 
-    class Argmax(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(4, 5)
+    def __init__(self, *spaces: Any) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 5)
 
-        def forward(self, observation: Tensor) -> Tensor:
-            return self.layer(observation).argmax(-1)
+    def forward(self, observation: Tensor) -> Tensor:
+        return self.layer(observation).argmax(-1)
 
-    return Argmax()
+
+linear = Linear
 
 
 def plain(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
@@ -165,16 +163,16 @@ def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
     return {"policy": Both(), "critic": other}
 
 
-class Restless(torch.nn.Module):
+class Restless(nn.Module):
     """Changes a buffer and an attribute in each call, and draws from every global generator."""
 
-    def __init__(self, num_actions: int) -> None:
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
         super().__init__()
-        self.layer = torch.nn.Linear(num_actions, num_actions)
+        self.total, self.num_actions = 0.0, int(action_space.n)
+        self.layer = nn.Linear(self.num_actions, self.num_actions)
         self.register_buffer("calls", torch.zeros(()))
-        self.total, self.num_actions = 0.0, num_actions
 
-    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+    def forward(self, obs: Tensor) -> Tensor:
         self.calls += 1
         self.total += float(obs.sum())
         drawn = random.random() + np.random.random() + float(torch.rand(()))
@@ -182,12 +180,11 @@ class Restless(torch.nn.Module):
         return torch.full((len(obs),), number % self.num_actions)
 
 
-def restless(observation_space: Any, action_space: Any) -> Restless:
-    return Restless(int(action_space.n))
+restless = Restless
 
 
 def locked(observation_space: Any, action_space: Any) -> Restless:
-    policy = Restless(int(action_space.n))
+    policy = Restless(observation_space, action_space)
     policy.lock = threading.Lock()
     return policy
 

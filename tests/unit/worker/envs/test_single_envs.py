@@ -1,3 +1,7 @@
+"""Single environments: how they are built, restarted in this process, and saved."""
+
+import json
+import warnings
 from typing import Any
 
 import gymnasium
@@ -7,12 +11,13 @@ import structlog
 from gymnasium import spaces
 
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.vectors import Referee, counting, step_times
+from cormorant_testing.vectors import COUNTING, Referee, counting, step_times
 from cormorant_worker.envs.env_row import Crash
-from cormorant_worker.envs.gymnasium_env import MadeEnvs
+from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.errors import EnvCrashed, StateError
+from cormorant_worker.envs.saved import load_env, save_env
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
 
 SEEDS = [7, 70, 700]
 
@@ -160,3 +165,161 @@ def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
     with structlog.testing.capture_logs() as logged:
         env.close()
     assert [(line["event"], line["env"]) for line in logged] == [("env_close_failed", i) for i in range(3)]
+
+
+LIMITED = {"entrypoint": "cormorant_testing.envs:make_limited", "kwargs": {"limit": 6, "lengths": 100}}
+
+
+@pytest.mark.parametrize(
+    ("factory", "limit", "steps"),
+    [
+        ({"id": "Pendulum-v1"}, 0, 200),
+        ({"id": "Pendulum-v1"}, 3, 3),
+        (LIMITED, 3, 3),
+        (LIMITED, 9, 9),
+        ({"entrypoint": COUNTING, "kwargs": {"lengths": 100}}, 4, 4),
+    ],
+)
+def test_max_episode_steps_replaces_an_environments_own_limit(factory: dict, limit: int, steps: int) -> None:
+    env = EnvFactory(**factory, max_episode_steps=limit).build()
+    env.reset(seed=1)
+    assert next(n for n in range(1, 1000) if env.step(env.action_space.sample())[3]) == steps
+
+
+def test_wrappers_are_applied_from_the_inside_out() -> None:
+    env = EnvFactory(
+        entrypoint=COUNTING,
+        wrappers=(
+            ("cormorant_testing.envs:Stateless", {}),
+            ("cormorant_testing.envs:Stateless", {"bonus": 2.5}),
+            ("gymnasium.wrappers:TimeLimit", {"max_episode_steps": 2}),
+        ),
+    ).build()
+    assert isinstance(env, gymnasium.wrappers.TimeLimit)
+    assert (env.env.bonus, env.env.env.bonus) == (2.5, 0.0)
+    env.reset(seed=1)
+    assert env.step(0)[1] == 1 + 2.5
+
+
+def test_gymnasiums_warnings_are_not_shown() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        EnvFactory(id="CartPole-v0").build()  # out of date
+        EnvFactory(id="CartPole").build()  # without a version
+    assert shown == []
+
+
+@pytest.mark.parametrize(
+    ("env_id", "words"), [("cartpol-v1", "Did you mean: `CartPole`"), ("Xyzzy", "Xyzzy.*ale_py:ALE/Pong-v5")]
+)
+def test_an_unknown_id_is_refused_with_near_matches(env_id: str, words: str) -> None:
+    with pytest.raises(UnknownEnv, match=words):
+        EnvFactory(id=env_id).build()
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ({"entrypoint": "no_such_package:make"}, ["no_such_package", "PYTHONPATH"]),
+        ({"entrypoint": "cormorant_testing.envs:make_countin"}, ["has no make_countin", "did you mean make_counting"]),
+        ({"entrypoint": "cormorant_testing.envs"}, ["package.module:attribute"]),
+        ({"entrypoint": "cormorant_testing.envs:ACTION_SPACES"}, ["is a dict", "callable"]),
+        ({"entrypoint": "cormorant_testing.envs:make_nothing"}, ["NoneType", "gymnasium.Env"]),
+        ({"entrypoint": COUNTING, "kwargs": {"failures": [{"at": "init"}]}}, ["ValueError: told to fail"]),
+        ({"id": "CartPole-v1", "kwargs": {"gravity": 3}}, ["CartPole-v1", "gravity"]),
+        (
+            {"entrypoint": COUNTING, "wrappers": (("gymnasium.wrappers:TimeLimit", {}),)},
+            ["wrapper", "max_episode_steps"],
+        ),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_a_sentence(factory: dict, words: list[str]) -> None:
+    with pytest.raises(EnvBuildError) as caught:
+        EnvFactory(**factory).build()
+    for word in words:
+        assert word in str(caught.value)
+    if "told to fail" in words[0]:
+        assert isinstance(caught.value.__cause__, ValueError), "its traceback is kept"
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(0, 1, (0,)),
+        gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2), "b": gymnasium.spaces.Tuple(())}),
+        gymnasium.spaces.MultiDiscrete([]),
+    ],
+    ids=str,
+)
+def test_a_space_without_values_is_refused_when_it_is_built(space: gymnasium.Space) -> None:
+    class Empty(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    with pytest.raises(EnvBuildError, match=r"at observation(\.b)? has no values; wrap the environment"):
+        MadeEnvs([Empty]).build(0)
+
+
+class Keeper(CountingEnv):
+    kept: object = None
+
+    def get_state(self):
+        return {"kept": self.kept}
+
+    def set_state(self, state):
+        self.kept = state["kept"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, True, 2**80, 0.1, float("inf"), b"\x00\xff", (1, (2.5, "x")), {"a": {1: (2,)}}, np.float32(0.1),
+        np.arange(6, dtype=np.uint8).reshape(2, 3), np.array(1.5), np.empty((0, 3), np.float32),
+        np.random.default_rng(3).bit_generator.state,
+    ],
+)  # fmt: skip
+def test_plain_values_come_back_as_they_were(value: object) -> None:
+    one, other = Keeper(), Keeper()
+    one.kept = value
+    load_env(other, json.loads(json.dumps(save_env(one))))
+    assert type(other.kept) is type(value)
+    if isinstance(value, np.ndarray):
+        np.testing.assert_array_equal(other.kept, value, strict=True)
+    else:
+        assert other.kept == value
+
+
+def make_wrapped() -> gymnasium.Env:
+    wrappers = gymnasium.wrappers
+    env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(CountingEnv(lengths=(5, 9)), 7))
+    return wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FrameStackObservation(env, 3)))
+
+
+def play(env: gymnasium.Env, steps: int) -> list:
+    found = []
+    for i in range(steps):
+        obs, reward, terminated, truncated, info = env.step(i % 2)
+        episode = info.get("episode", {})
+        found.append((obs.tolist(), float(reward), terminated, truncated, episode.get("r"), episode.get("l")))
+        if terminated or truncated:
+            found.append(env.reset()[0].tolist())
+    return found
+
+
+def test_gymnasiums_own_wrappers_are_saved() -> None:
+    one, other = make_wrapped(), make_wrapped()
+    for env in (one, other):
+        env.reset(seed=5)
+    play(one, 17)
+    saved = json.dumps(save_env(one))
+    play(other, 30)
+    load_env(other, json.loads(saved))
+    assert play(one, 25) == play(other, 25)
+
+
+def test_other_values_are_refused_by_name() -> None:
+    env = Keeper()
+    env.kept = object()
+    with pytest.raises(StateError, match="returned a object"):
+        save_env(env)
