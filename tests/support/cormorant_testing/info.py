@@ -1,4 +1,4 @@
-"""What CountingEnvs' info must be in a batch, told by their true following observations."""
+"""What CountingEnvs' info must be in a batch."""
 
 from typing import Any
 
@@ -25,38 +25,26 @@ METRICS = (
 )
 
 
-def expected_info(following: torch.Tensor, ended: torch.Tensor) -> dict[str, torch.Tensor]:
-    """By key.
-
-    Args:
-        following: [..., 4] ident, episode, step, echo: the true following observations.
-        ended: [...] bool.
+def assert_info(batch: TensorDict) -> None:
+    """Compare `("next", "info")` of a batch or of frames with what their true following observations say it must be;
+    padding must be zero.
     """
-    _, episode, step, echo = following.unbind(-1)
-    shape = step.shape
-    return {
+    _, episode, step, echo = batch["next", "observation"].unbind(-1)
+    expected = {
         "step": step.long(),
         "even": step % 2 == 0,
         "nested.echo": echo.float(),
         "pair": torch.stack([episode, step], -1).short(),
-        "success": ended & (episode % 2 == 0),
-        "absent": torch.full((*shape, 2), torch.nan, dtype=torch.float64),
-        "never": torch.full(shape, -1, dtype=torch.int8),
+        "success": batch["next", "done"].squeeze(-1) & (episode % 2 == 0),
+        "absent": torch.full((*step.shape, 2), torch.nan, dtype=torch.float64),
+        "never": torch.full(step.shape, -1, dtype=torch.int8),
     }
-
-
-def assert_info(batch: TensorDict) -> None:
-    """Compare `("next", "info")` of a batch or of frames of CountingEnvs with what it must be; padding must be zero."""
-    expected = expected_info(batch["next", "observation"], batch["next", "done"].squeeze(-1))
-    mask = batch.get(("collector", "mask"), None)
+    mask = batch.get(("collector", "mask"), torch.ones(step.shape, dtype=torch.bool))
     info: Any = batch["next", "info"]
     assert set(info.keys()) == set(expected)
     for key, values in expected.items():
-        found = info[key]
-        if mask is not None:
-            assert not found[~mask].any()
-        kept = ... if mask is None else mask
-        torch.testing.assert_close(found[kept], values[kept], rtol=0, atol=0, equal_nan=True)
+        assert not info[key][~mask].any()
+        torch.testing.assert_close(info[key][mask], values[mask], rtol=0, atol=0, equal_nan=True)
 
 
 def expected_metrics(episode: int, length: int) -> dict[str, float]:

@@ -13,7 +13,7 @@ import torch
 
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.inference.address import AssignedServers, ServerAddress
+from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.connections import (
     FrameReader,
     Greeting,
@@ -63,11 +63,6 @@ class Summing(torch.nn.Module):
     def forward(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
         self.sizes.append(len(observation))
         return {"action": (observation.sum(-1) + self.weight).long(), "twice": observation * 2}
-
-
-def address_of(listeners: Listeners) -> ServerAddress:
-    """The way to a server that the test takes."""
-    return replace(listeners.address, machine="another one") if BETWEEN_NODES[0] else listeners.address
 
 
 class Running:
@@ -121,7 +116,10 @@ def greeting(rows: int = 4, slots: int = 1, obs: Space = OBS) -> Greeting:
 
 
 def worker(*listeners: Listeners, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
-    ACTORS.append(RemoteActor(AssignedServers([*map(address_of, listeners)]), greeting(rows, slots, obs)))
+    addresses = [known.address for known in listeners]
+    if BETWEEN_NODES[0]:
+        addresses = [replace(address, machine="another one") for address in addresses]
+    ACTORS.append(RemoteActor(AssignedServers(addresses), greeting(rows, slots, obs)))
     return ACTORS[-1]
 
 

@@ -187,14 +187,11 @@ def act(params: Any, observation: Any, key: Any) -> Any:
     return {"action": jnp.clip(mean + drawn / 4, -1, 1), "seen": observation, "net": {"mean": mean}}
 
 
-def jax_policy() -> JaxPolicy:
-    kernel = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
-    return JaxPolicy(act, {"layer": {"kernel": kernel}, "shift": np.zeros(2, np.float32)})
-
-
 @pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.MODE])
 def test_a_policy_in_jax_in_one_loop(exploration: ExplorationType) -> None:
-    ours, plain = (make_collector(env=EchoFunctions, num_envs=N, info=INFO, policy=jax_policy(), seed=7) for _ in "12")
+    kernel = np.linspace(-1, 1, 10, dtype=np.float32).reshape(5, 2)
+    policy = partial(JaxPolicy, act, {"layer": {"kernel": kernel}, "shift": np.zeros(2, np.float32)})
+    ours, plain = (make_collector(env=EchoFunctions, num_envs=N, info=INFO, policy=policy(), seed=7) for _ in "12")
     with ours, plain:
         ours._config = plain._config = replace(ours._config, exploration_type=exploration)
         plain.rng.state = ours.rng.state

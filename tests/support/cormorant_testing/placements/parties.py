@@ -170,9 +170,7 @@ class PartyJob:
         }
         named = {name: [*agents] for name, agents in self.members.items()}
         party |= {"groupMap": named} if self.groups == "map" else {"groups": self.groups}
-        env: Document = {"pettingzoo": party}
-        if self.max_steps:
-            env["maxEpisodeSteps"] = self.max_steps
+        env: Document = {"pettingzoo": party, "maxEpisodeSteps": self.max_steps}
         collection: Document = {
             "framesPerBatch": self.num_envs * 8,
             "seed": self.seed,
