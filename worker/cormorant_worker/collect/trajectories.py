@@ -255,15 +255,26 @@ class BatchMoments:
     def of(self, block: Block) -> Statistics:
         """Moments of a complete batch. Raises EnvError where a value is not finite."""
         rows, kept = block.num_rows, block.mask
-        found: dict[str, RunningMoments] = {}
-        if self._settings.observation is not None:
-            for name, stored in zip(self._names, block.observation, strict=True):
-                if name:
-                    found[name] = self._moments(name, stored[:rows], kept, block, self._settings.observation.clip)
+        series: list[tuple[str, Array, float]] = []
+        if (observation := self._settings.observation) is not None:
+            named = zip(self._names, block.observation, strict=True)
+            series += [(name, stored[:rows], observation.clip) for name, stored in named if name]
         if (reward := self._settings.reward) is not None:
-            returns = self._returns(block, reward.gamma)
-            found[REWARD] = self._moments(REWARD, returns, kept, block, reward.clip)
-        return Statistics(found)
+            series.append((REWARD, self._returns(block, reward.gamma), reward.clip))
+        moments: dict[str, RunningMoments] = {}
+        for name, values, clip in series:
+            frames = values.reshape(-1, *values.shape[2:]) if kept is None else values[kept]
+            moments[name] = found = RunningMoments.of(frames, clip=clip)
+            if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
+                inside = np.ones(values.shape[:2], dtype=np.bool_) if kept is None else kept
+                bad = ~np.isfinite(values.reshape(*values.shape[:2], -1)).all(axis=2) & inside
+                row, column = (int(i[0]) for i in np.nonzero(bad)) if bad.any() else (0, 0)
+                raise EnvError(
+                    f"environment {column} returned {name} {values[row, column].ravel()[:8].tolist()} at step {row} of "
+                    "a batch; statistics cannot hold it: correct the environment, or name the other leaves in "
+                    "spec.collection.normalize.observation.keys"
+                )
+        return Statistics(moments)
 
     def _returns(self, block: Block, gamma: float) -> Array:
         """[T, B] float64, by a scan in log2(T) passes; garbage past a column's length."""
@@ -279,18 +290,3 @@ class BatchMoments:
             span *= 2
         self.open_returns.keep(runs, returns[runs.last_rows, runs.filled])
         return returns
-
-    @staticmethod
-    def _moments(name: str, values: Array, kept: Array | None, block: Block, clip: float) -> RunningMoments:
-        frames = values.reshape(-1, *values.shape[2:]) if kept is None else values[kept]
-        found = RunningMoments.of(frames, clip=clip)
-        if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
-            inside = np.ones(values.shape[:2], dtype=np.bool_) if kept is None else kept
-            bad = ~np.isfinite(values.reshape(*values.shape[:2], -1)).all(axis=2) & inside
-            row, column = (int(i[0]) for i in np.nonzero(bad)) if bad.any() else (0, 0)
-            raise EnvError(
-                f"environment {column} returned {name} {values[row, column].ravel()[:8].tolist()} at step {row} of a "
-                "batch; statistics cannot hold it: correct the environment, or name the other leaves in "
-                "spec.collection.normalize.observation.keys"
-            )
-        return found
