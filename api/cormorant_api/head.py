@@ -12,11 +12,12 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import count, islice
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import structlog
@@ -24,7 +25,6 @@ import structlog
 from cormorant_api.batches.feeder import BatchFeeder
 from cormorant_api.batches.ledger import Ledger
 from cormorant_api.control.event_ring import EventRing
-from cormorant_api.control.group_sizes import GroupSizes
 from cormorant_api.control.journal import Journal
 from cormorant_api.control.leases import PauseKeeper
 from cormorant_api.control.metrics import HeadMetrics, RateWindow
@@ -36,6 +36,7 @@ from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.errors import CormorantError
@@ -78,6 +79,61 @@ class Threads:
             self._head.refuse_while_closing()
             raise
         return await asked
+
+
+class GroupSizes:
+    """The latest size of each group that the operator requested. Thread-safe."""
+
+    def __init__(self, fleet: WorkerFleet) -> None:
+        self._fleet = fleet
+        self._lock = threading.Lock()
+        """Guards the fields below, and keeps the fleet's order of requests."""
+        self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
+        self._empty: dict[str, tuple[int, ...]] = {}
+        """Slots in which no worker is expected, by group; groups without such slots are left out."""
+        self._exact: set[str] = set()
+        """Groups that ever had such slots: the fleet gets their indices, because a size alone would keep a gap."""
+        self._error = ""
+
+    def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]]) -> None:
+        """Request sizes; other groups keep theirs. `empty_slots`: skipped indices; groups that are missing there skip
+        none.
+        """
+        with self._lock:
+            if unknown := sorted(set(groups) - set(self.groups)):
+                raise ApiError(
+                    ProblemType.INVALID_REQUEST,
+                    f"unknown worker group {', '.join(unknown)}; the job has {', '.join(self.groups)}",
+                    known=tuple(self.groups),
+                )
+            wanted = self.groups | dict(groups)
+            if not any(wanted.values()):
+                raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
+            asked = {name: tuple(sorted(set(found))) for name, found in empty_slots.items() if found}
+            self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
+            self._exact |= asked.keys()
+            self.groups, sizes = wanted, dict[str, int | Collection[int]](wanted)
+            for name in self._exact & sizes.keys():
+                # The lowest free indices: 2 workers and slot 0 empty are (1, 2).
+                free = (index for index in count() if index not in self._empty.get(name, ()))
+                sizes[name] = tuple(islice(free, wanted[name]))
+            try:
+                self._fleet.resize(sizes, wait=False)
+                self._error = ""
+            except CormorantError as error:
+                self._error = str(error)
+                log.warning("resize_failed", groups=sizes, reason=self._error)
+
+    def describe(self, stats: FleetStats, *, paused: bool) -> DesiredReport:
+        """The report for the operator; `paused` is the current `spec.paused`."""
+        with self._lock:
+            return DesiredReport(
+                groups=self.groups,
+                paused=paused,
+                pending=stats.retiring > 0,
+                error=self._error,
+                empty_slots=self._empty,
+            )
 
 
 class Running:
