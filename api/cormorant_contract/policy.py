@@ -5,17 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cormorant_contract.base import (
-    IMAGE_PATTERN,
-    Contract,
-    Count64,
-    Entrypoint,
-    Flag,
-    JsonObject,
-    Label,
-    Text,
-    Whole,
-)
+from cormorant_contract.base import IMAGE_PATTERN, Contract, Count64, Entrypoint, Flag, JsonObject, Label, Text, Whole
 from cormorant_contract.rule import Rule, one_of
 
 

@@ -13,13 +13,7 @@ from fastapi import Request
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.base import DIGEST_PREFIX, SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.tensor_file import (
-    MalformedTensorFile,
-    TensorFile,
-    header_size,
-    looks_like_pickle,
-    parse_header,
-)
+from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, header_size, looks_like_pickle, parse_header
 from cormorant_worker.errors import MalformedWeights
 
 _ACCEPTED = (SAFETENSORS, "application/octet-stream")

@@ -14,14 +14,7 @@ from itertools import islice
 from typing import Any
 
 from cormorant_api.notifier import AsyncNotifier
-from cormorant_contract.rest.updates import (
-    FINAL_STATES,
-    ReceiptState,
-    Update,
-    UpdateReceipt,
-    UpdateState,
-    WorkerCounts,
-)
+from cormorant_contract.rest.updates import FINAL_STATES, ReceiptState, Update, UpdateReceipt, UpdateState, WorkerCounts
 from cormorant_worker.fleet.stats import WorkerReceipts
 
 MOST_UPDATES = 100

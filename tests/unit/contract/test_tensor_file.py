@@ -12,12 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cormorant_client import PulledWeights
-from cormorant_contract.tensor_file import (
-    NUMPY_NAMES,
-    MalformedTensorFile,
-    make_header,
-    parse_header,
-)
+from cormorant_contract.tensor_file import NUMPY_NAMES, MalformedTensorFile, make_header, parse_header
 
 DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "U8": np.uint8, "BOOL": np.bool_, "I32": np.int32}
 names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
