@@ -29,7 +29,6 @@ COUNT_MAX = 2**53 - 1
 """The largest integer that every JSON reader parses exactly. The API server compares bounds as floating point: a
 maximum of 2**63 - 1 overflows there, and refuses every number."""
 
-
 _BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 

@@ -83,7 +83,6 @@ Bound = Annotated[float, Field(strict=True, ge=-(2**53), le=2**53, allow_inf_nan
 Word = Annotated[str, Field(max_length=253, description="One word.")]
 FieldName = Annotated[str, Field(strict=True, max_length=63, pattern=IDENTIFIER_PATTERN)]
 
-
 _SET_ELSEWHERE = ("num_envs", "batch_size", "num_threads", "max_episode_steps", "seed", "env_seed")
 """EnvPool's arguments that the manifest has fields for. The schema declares them, since CEL sees nothing else."""
 _REFUSED = {"type": "integer", "minimum": -INT32_MAX, "maximum": INT32_MAX, "description": "Not allowed here."}

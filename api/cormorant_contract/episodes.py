@@ -17,7 +17,6 @@ _MAX_LISTED = 10_000
 MAX_CHECKPOINTS = 256
 """Also the most pairings of them."""
 
-
 _Options = Annotated[
     JsonObject,
     WithJsonSchema(

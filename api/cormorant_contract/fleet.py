@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gymnasium import Space
     from tensordict import TensorDict
 
-
 State = bytes | memoryview | str | os.PathLike[str]
 """A result of `state`, or the path of a file that `save` wrote."""
 

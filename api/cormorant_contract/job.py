@@ -20,7 +20,6 @@ KIND = "CollectorJob"
 # fits 63 characters when the job's name has at most 40.
 JobName = Annotated[str, Field(strict=True, max_length=40, pattern=SERVICE_NAME_PATTERN)]
 
-
 _KUEUE = {QUEUE: "LocalQueue", PRIORITY_CLASS: "WorkloadPriorityClass"}
 _OBJECT_NAME = re.compile(OPTIONAL_NAME_PATTERN)
 

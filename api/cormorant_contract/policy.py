@@ -57,7 +57,6 @@ class AgentPolicy(Contract):
 
 Agents = Annotated[dict[str, AgentPolicy], Field(min_length=1, max_length=32)]
 
-
 _UNMADE = (
     "has(self.agents[g].model) && !self.agents.exists(h, h == self.agents[g].model && has(self.agents[h].entrypoint))"
 )

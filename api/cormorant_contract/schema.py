@@ -17,7 +17,6 @@ Schema = dict[str, Any]
 
 PLURAL = "collectorjobs"
 
-
 _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     # name, type, path, description, priority (1: only with -o wide)
     ("Phase", "string", ".status.phase", "Summary of the conditions", 0),

@@ -122,10 +122,8 @@ WorkerGroups = Annotated[
     tuple[WorkerGroup, ...], Field(min_length=1, max_length=MAX_WORKER_GROUPS, json_schema_extra=keyed_by("name"))
 ]
 
-
 _NUM_ENVS = f"({''.join(f'has(self.env.{kind}) ? self.env.{kind}.numEnvs : ' for kind in KINDS)}1)"
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
-
 
 _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
 _NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"

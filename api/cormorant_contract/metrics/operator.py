@@ -14,7 +14,6 @@ from cormorant_contract.metrics.labels import (
 
 _RECONCILES_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
 
-
 _METRICS = MetricList("cormorant_operator_")
 LEADER = _METRICS.gauge("leader", "Whether this operator leads.")
 JOBS = _METRICS.gauge("jobs", "CollectorJobs that this operator watches.")
