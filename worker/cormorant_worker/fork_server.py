@@ -237,36 +237,24 @@ class _Children:
     """Children by number: their process ids, then their return codes."""
 
     def __init__(self) -> None:
-        self._pids: dict[int, int] = {}
-        self._codes: dict[int, int] = {}
-
-    def add(self, number: int, pid: int) -> None:
-        """`pid` 0: the system refused to fork this one."""
-        if pid:
-            self._pids[number] = pid
-        else:
-            self._codes[number] = 1
+        self.pids: dict[int, int] = {}
+        self.codes: dict[int, int] = {}
 
     def status(self, number: int) -> ChildStatus:
-        pid = self._pids.get(number, 0)
+        pid = self.pids.get(number, 0)
         has_ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if pid and number not in self._codes and os.waitid(os.P_PID, pid, has_ended) is not None:
+        if pid and number not in self.codes and os.waitid(os.P_PID, pid, has_ended) is not None:
             with suppress(OSError):
                 os.killpg(pid, signal.SIGKILL)  # what it started and left; the group's id is its own until it is reaped
-            self._codes[number] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        return ChildStatus(number, pid, self._codes.get(number))
+            self.codes[number] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        return ChildStatus(number, pid, self.codes.get(number))
 
     def kill(self, number: int) -> None:
         # The dead keep their ids until `status` takes note of their end: no stranger has this one.
-        if number in self._pids and self.status(number).code is None:
+        if number in self.pids and self.status(number).code is None:
             for kill in (os.killpg, os.kill):  # at first it is not a group yet
                 with suppress(OSError):
-                    kill(self._pids[number], signal.SIGKILL)
-
-    def reap(self) -> None:
-        """Take note of all that have ended, so that the system can let go of them."""
-        for number in self._pids.keys() - self._codes.keys():
-            self.status(number)
+                    kill(self.pids[number], signal.SIGKILL)
 
 
 def run(become: Callable[..., int]) -> NoReturn:
@@ -290,7 +278,8 @@ def _serve(connection: MessageSocket, children: _Children) -> tuple[ForkRequest,
     try:
         while True:
             if not connection.wait(_IDLE_S):
-                children.reap()
+                for number in children.pids.keys() - children.codes.keys():
+                    children.status(number)  # the system can let go of those that have ended
                 _import(wanted)
                 wanted.clear()
                 continue
@@ -306,12 +295,12 @@ def _serve(connection: MessageSocket, children: _Children) -> tuple[ForkRequest,
                     try:
                         pid = os.fork()
                     except OSError as error:
-                        children.add(message.number, 0)
+                        children.codes[message.number] = 1
                         os.write(descriptors[-1], f"cannot fork {message.name}: {error}; raise the limit\n".encode())
                     else:
                         if not pid:
                             return message, descriptors
-                        children.add(message.number, pid)
+                        children.pids[message.number] = pid
                     for descriptor in descriptors:
                         os.close(descriptor)
     except OSError:

@@ -36,8 +36,8 @@ class DatasetRoot:
             self._dataset = dataset = find_dataset(uri)
             self.written: Counter[SlotKey] = Counter()
             """Durable frames of earlier runs, by slot."""
-            self._attempts: dict[SlotKey, int] = {}
-            """The last attempt of each slot that has a part."""
+            self.attempts: dict[SlotKey, int] = {}
+            """The last attempt of each slot that had a part when this fleet began."""
             self.statistics = Statistics()
             """Moments of the durable frames of earlier runs; empty unless the manifest normalizes."""
             runs: Sequence[int] = ()
@@ -48,9 +48,9 @@ class DatasetRoot:
                     group, index, attempt = split_part_name(part.name)
                     self.written[group, index] += part.frames
                     self.statistics = self.statistics.merged(part.statistics)
-                    self._attempts[group, index] = max(attempt, self._attempts.get((group, index), -1))
+                    self.attempts[group, index] = max(attempt, self.attempts.get((group, index), -1))
             # Runs of versions that did not number them have one epoch a part at most.
-            last = max(runs, default=max(self._attempts.values(), default=-1))
+            last = max(runs, default=max(self.attempts.values(), default=-1))
             self.epoch = max(epoch, last + 1)
             """Epoch of this writer: higher than any before."""
         except BaseException:
@@ -60,10 +60,6 @@ class DatasetRoot:
     @property
     def frames(self) -> int:
         return self.written.total()
-
-    def next_attempt(self, slot: SlotKey) -> int:
-        """The first attempt of a slot without a part when this fleet began: 0 in a new dataset."""
-        return self._attempts.get(slot, -1) + 1
 
     def durable_frames(self, part: str) -> int:
         """Number of frames in a part's manifest; 0 for a part that was never written."""

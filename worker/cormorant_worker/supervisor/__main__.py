@@ -12,6 +12,7 @@ environment: `settings.py`.
 """
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -22,7 +23,6 @@ from cormorant_worker.fleet.ray.pod_files import PodFile
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import run_head
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
-from cormorant_worker.supervisor.processes import record_signals
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.supervisor.worker import WorkerPod
 from cormorant_worker.termination_message import write_sentence
@@ -38,7 +38,9 @@ def main(arguments: Sequence[str]) -> int:
     epoch = os.environ.get("CORMORANT_EPOCH", "")
     context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=int(epoch) if epoch.isdecimal() else None)
     configure_logs(context)
-    signals = record_signals()
+    signals: list[int] = []  # recorded as they arrive, and handled in the supervisor's next turn
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _frame: signals.append(number))
     try:
         match list(arguments):
             case ["head", "--", _, *_]:

@@ -1,6 +1,4 @@
-"""Duties of process 1 of a pod: children, which are reaped and never survive it; and signals, which are recorded on
-arrival and handled in the supervisor's next turn.
-"""
+"""Duties of process 1 of a pod: its children are reaped and never survive it."""
 
 import ctypes
 import os
@@ -22,14 +20,6 @@ _KILL_S = 10.0
 _TAIL_LINES = 100
 _SIGNAL_BASE = 128
 """A process that signal n ended has the exit code 128 + n."""
-
-
-def record_signals() -> list[int]:
-    """SIGTERM and SIGINT from now on, in order. Main thread only."""
-    received: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, _frame: received.append(number))
-    return received
 
 
 class Child:

@@ -133,7 +133,7 @@ class SlotLife:
             device=core.engine.device_of(asked[group], number),
             seed=self.seed,
         )
-        first_free = core.dataset.next_attempt(slot.key) if core.dataset is not None else 0
+        first_free = core.dataset.attempts.get(slot.key, -1) + 1 if core.dataset is not None else 0
         # Trajectory ids of a batch: at most one per frame, and twice one per environment.
         batch_ids = core.scheduler.frames_per_batch + 2 * (core.ready.layout.num_envs if core.ready is not None else 0)
         start = messages.Start(
