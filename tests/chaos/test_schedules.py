@@ -27,11 +27,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
-def test_schedule(
-    seed: int,
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:
+def test_schedule(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     plan = plan_of(seed)
     print(plan)  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above

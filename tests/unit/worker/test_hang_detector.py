@@ -31,8 +31,8 @@ class StoppedConnection:
 @pytest.mark.parametrize("phase", LIMITS)
 def test_a_stopped_worker_is_found_in_every_phase(phase: Phase) -> None:
     detector = detector_of(StoppedConnection(phase))
-    found = [second for second in range(1, 1200) if detector.turn(float(second), is_paused=False)]
-    assert LIMITS[phase] < found[0] <= LIMITS[phase] + 3
+    found = next(second for second in range(1, 1200) if detector.turn(float(second), is_paused=False))
+    assert LIMITS[phase] < found <= LIMITS[phase] + 3
 
 
 def test_a_worker_that_looks_up_while_it_waits_for_a_server_is_left_alone() -> None:

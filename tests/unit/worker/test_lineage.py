@@ -14,10 +14,6 @@ from cormorant_worker.fleet.slot import Slot
 from cormorant_worker.weights.staged import PolicyVersion
 
 
-def make_lineage(*, epoch: int = 0, warmup: int = 0) -> Lineage:
-    return Lineage(epoch=epoch, warmup_frames=warmup)
-
-
 def make_slots(number: int) -> tuple[Slot, ...]:
     return tuple(Slot(("cpu", index)) for index in range(number))
 
@@ -33,7 +29,7 @@ def saved(lineage: Lineage, *slots: Slot, dataset: str = "") -> FleetState:
 def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
     places = []
     for epoch in range(3):
-        lineage, (_, one) = make_lineage(epoch=epoch), make_slots(2)
+        lineage, (_, one) = Lineage(epoch=epoch, warmup_frames=0), make_slots(2)
         for _ in range(1_100):  # more than `maxRestartsPerSlot` allows: these were scaled down, or evicted
             place = lineage.begin(one, WorkerPlace(group="cpu", index=1), batch_ids=100)
             lineage.landed(one, sealed(10, next_trajectory=place.first_trajectory + 40))
@@ -46,12 +42,6 @@ def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
     assert [place.attempt for place in places[1_100:1_103]] == [0, 1, 2]
 
 
-def test_an_attempt_passes_over_parts_of_the_dataset() -> None:
-    lineage, (zero,) = make_lineage(), make_slots(1)
-    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 7
-    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 8
-
-
 def test_a_state_with_lower_ids_brings_none_of_them_back() -> None:
     found = Trajectories(2, 100, EpisodeMetrics((), (), 2), tasks=())
     found.skip_to(50)
@@ -59,15 +49,16 @@ def test_a_state_with_lower_ids_brings_none_of_them_back() -> None:
     assert found.ids.tolist() == [102, 101]
 
 
-def test_an_attempt_begins_above_what_its_predecessors_delivered() -> None:
-    lineage, (zero,) = make_lineage(), make_slots(1)
-    lineage.begin(zero, WorkerPlace(group="cpu"))
-    lineage.landed(zero, sealed(10, next_trajectory=5 << 24))
-    assert lineage.begin(zero, WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (5 << 24) + 400
+def test_an_attempt_begins_above_what_its_predecessors_and_the_dataset_have() -> None:
+    lineage, (zero,) = Lineage(epoch=0, warmup_frames=0), make_slots(1)
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 7
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 8
+    lineage.landed(zero, sealed(10, next_trajectory=15 << 24))
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (15 << 24) + 400
 
 
 def test_replacements_collect_the_random_frames_that_are_missing() -> None:
-    lineage, slots = make_lineage(warmup=101), make_slots(4)
+    lineage, slots = Lineage(epoch=0, warmup_frames=101), make_slots(4)
     zero, one, two, three = slots
     assert [lineage.warmup_of(slot, (zero, one)) for slot in (zero, one)] == [51, 50]
     lineage.landed(zero, sealed(20, random_frames=20))
@@ -83,7 +74,7 @@ def test_replacements_collect_the_random_frames_that_are_missing() -> None:
 
 
 def test_a_state_is_the_last_while_nothing_has_come_since() -> None:
-    lineage, (zero, one) = make_lineage(), make_slots(2)
+    lineage, (zero, one) = Lineage(epoch=0, warmup_frames=0), make_slots(2)
     zero.written = 40
     lineage.landed(one, sealed(10))
     state = saved(lineage, zero, one)
@@ -94,15 +85,15 @@ def test_a_state_is_the_last_while_nothing_has_come_since() -> None:
     state = saved(lineage, zero, one, dataset="/data")
     known = [(20, "/data", True), (21, "/data", False), (20, "/other", False), (20, "", False)]
     for written, dataset, expected in known:
-        assert make_lineage().is_last(state, Slot(("cpu", 1), written=written), dataset) is expected
+        assert Lineage(epoch=0, warmup_frames=0).is_last(state, Slot(("cpu", 1), written=written), dataset) is expected
 
 
 def test_a_fleet_that_takes_up_a_state_has_an_epoch_of_its_own() -> None:
-    first, (theirs, ours) = make_lineage(epoch=4), make_slots(2)
+    first, (theirs, ours) = Lineage(epoch=4, warmup_frames=0), make_slots(2)
     for _ in range(3):
         first.begin(theirs, WorkerPlace(group="cpu"))
     ours.key = theirs.key
-    same, older, newer = first, make_lineage(epoch=2), make_lineage(epoch=9)
+    same, older, newer = first, Lineage(epoch=2, warmup_frames=0), Lineage(epoch=9, warmup_frames=0)
     for lineage in (same, older, newer):
         lineage.join(saved(first, theirs), (ours,))
     assert [lineage.epoch for lineage in (same, older, newer)] == [4, 5, 9]

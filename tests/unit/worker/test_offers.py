@@ -6,11 +6,13 @@ import torch
 
 from cormorant_contract.policy import Policy, RandomPolicy
 from cormorant_testing.collecting import make_job
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.wire.memory import SharedMemory
 from cormorant_worker.worker.messages import Reply, Request
 
 
@@ -24,8 +26,8 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     for state in (SlotState.READY, SlotState.WORKING):
         slots.move(slot, state)
     offers = Offers(slots, Events(), policy=Policy(random=RandomPolicy()))
+    payload = SharedMemory.create(4)
     for version in (1, 2):
-        payload: Any = FakePayload()
         offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), version, payload)
         offers.send_due(48)
     assert connection.versions == [1]  # the second waits for the answer to the first
@@ -43,13 +45,9 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     assert connection.versions == [1, 2]  # nobody waits for the third
 
 
-class FakePayload:
-    size_bytes = 4
-
-
 class FakeConnection:
     def __init__(self) -> None:
-        self.place = type("Place", (), {"servers": ()})()
+        self.place = WorkerPlace()
         self.versions: list[int] = []
 
     def request(self, request: Request, _: object) -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import FleetError, LastWorker
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
@@ -54,8 +55,7 @@ def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> N
 
 
 class FakeConnection:
-    def __init__(self) -> None:
-        self.place = type("Place", (), {"servers": ()})()
+    place = WorkerPlace()
 
     def send(self, message: object) -> None: ...
 
