@@ -4,9 +4,6 @@
 here before them, and nothing else is changed.
 """
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from torch import nn
 
 from cormorant_compat.torchrl import RayCollector
 from cormorant_testing.envs import CountingEnv
+from cormorant_testing.scripts import run_script
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
@@ -82,10 +80,7 @@ env.close()
     [(RAY_COLLECTOR, "batch_size=torch.Size([200])"), (WRAPPER, "[4]"), (MULTI_THREADED_ENV, "[3, 5]")],
 )
 def test_documented_scripts_run_to_their_ends(example: str, shape: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, check=False,
-    )  # fmt: skip
+    done = run_script(example, cwd=tmp_path, timeout=240, PYTHONWARNINGS="ignore")
     assert done.returncode == 0, done.stderr
     assert shape in done.stdout
 

@@ -1,13 +1,12 @@
 """The Python of docs/how-to/multi-agent.md: on an environment of its own, and into TorchRL's MAPPO and QMIX losses."""
 
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cormorant_testing.scripts import run_script
 from cormorant_testing.snippets import blocks
 
 OWN, MAPPO, QMIX, DUEL, SELF_PLAY = blocks("docs/how-to/multi-agent.md", "python")
@@ -16,7 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def run(script: str, folder: Path) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=False)
+    done = run_script(script, cwd=folder, timeout=290)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -4,7 +4,6 @@
 (the dependency group peers-examples).
 """
 
-import os
 import shutil
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from cormorant_testing.peers import find
+from cormorant_testing.scripts import environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,10 +28,8 @@ LIMIT_S = 800
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
     file: str
-    swap: Sequence[tuple[str, str]]
-    """What a user changes: the import, and what the guide lists."""
-    shorter: Sequence[tuple[str, str]] = ()
-    """Sizes, and displays."""
+    changes: Sequence[tuple[str, str]]
+    """What a user changes, the import and what the guide lists; then sizes and displays."""
     arguments: Sequence[str] = ()
     imports_in: str = ""
     """The module beside the script that imports the collector; the script itself if empty."""
@@ -51,22 +49,15 @@ TIANSHOU_MUJOCO = "tensorboard docstring_parser imageio jsonargparse mujoco"
 
 
 def of_torchrl(file: str, needs: str, says: str, arguments: str, **more: Any) -> Example:
-    needed = ["torchrl", *needs.split()]
-    return Example(
-        file=f"sota-implementations/{file}.py",
-        swap=[TORCHRL],
-        needs=needed,
-        says=says,
-        arguments=arguments.split(),
-        **more,
-    )
+    file, needed = f"sota-implementations/{file}.py", ["torchrl", *needs.split()]
+    return Example(file=file, changes=[TORCHRL], needs=needed, says=says, arguments=arguments.split(), **more)
 
 
 def of_tianshou(
-    file: str, needs: str, arguments: str, *, swap: Sequence[tuple[str, str]] = (TIANSHOU,), **more: Any
+    file: str, needs: str, arguments: str, *, changes: Sequence[tuple[str, str]] = (TIANSHOU,), **more: Any
 ) -> Example:
     needed = ["tianshou", *needs.split()]
-    return Example(file=f"examples/{file}.py", swap=swap, needs=needed, arguments=arguments.split(), **more)
+    return Example(file=f"examples/{file}.py", changes=changes, needs=needed, arguments=arguments.split(), **more)
 
 
 EXAMPLES = [
@@ -105,11 +96,9 @@ EXAMPLES = [
     ),
     of_tianshou(
         "discrete/discrete_dqn", "tensorboard", "", says="Finished training in",
-        swap=[
+        changes=[
             ("import tianshou as ts\n", "import tianshou as ts\nfrom cormorant_compat.tianshou import Collector\n"),
             ("ts.data.Collector", "Collector"),
-        ],
-        shorter=[
             ("num_training_envs, num_test_envs = 10, 100", "num_training_envs, num_test_envs = 10, 4"),
             ("lr, epoch, batch_size = 1e-3, 10,", "lr, epoch, batch_size = 1e-3, 1,"),
             ("epoch_num_steps, collection_step_num_env_steps = 10000, 10",
@@ -125,7 +114,7 @@ EXAMPLES = [
     ),
     of_tianshou(
         "box2d/acrobot_dualdqn", "tensorboard", "--epoch 1 --epoch_num_steps 2000 --num_test_envs 2",
-        shorter=[("    assert stop_fn(result.best_reward)\n", "")], says="best_reward=",
+        changes=[TIANSHOU, ("    assert stop_fn(result.best_reward)\n", "")], says="best_reward=",
     ),
     of_tianshou(
         "mujoco/mujoco_sac", TIANSHOU_MUJOCO,
@@ -135,9 +124,11 @@ EXAMPLES = [
     Example(
         file="examples/distributed/collectors/multi_nodes/ray_collect.py", needs=["torchrl", "ray"],
         says="batch 5, total frames 1000",
-        swap=[("from torchrl.collectors.distributed.ray import RayCollector",
-               "from cormorant_compat.torchrl import RayCollector")],
-        shorter=[("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000")],
+        changes=[
+            ("from torchrl.collectors.distributed.ray import RayCollector",
+             "from cormorant_compat.torchrl import RayCollector"),
+            ("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000"),
+        ],
     ),
 ]  # fmt: skip
 
@@ -152,25 +143,14 @@ def test_a_peers_example_runs_to_its_end(example: Example, tmp_path: Path) -> No
     script = folder / Path(example.file).name
     changed = folder / example.imports_in if example.imports_in else script
     text = changed.read_text()
-    for old, new in (*example.swap, *example.shorter):
+    for old, new in example.changes:
         assert old in text, f"the example has changed: {old}"
         text = text.replace(old, new)
     changed.write_text(text)
-    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", script.name, *example.arguments],
-        cwd=folder,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
-            "OMP_NUM_THREADS": "1",  # small networks: more threads wait for each other beside other work
-            "RAY_worker_niceness": "0",  # at Ray's 15, workers never start beside other work
-        },
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    # Threads of small networks wait for each other beside other work; at Ray's niceness of 15 workers never start.
+    env = environment(OMP_NUM_THREADS="1", RAY_worker_niceness="0")
+    command = [sys.executable, "-W", "ignore", script.name, *example.arguments]
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert example.says in done.stdout + done.stderr
 

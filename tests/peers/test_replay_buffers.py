@@ -1,6 +1,5 @@
 """What docs/how-to/read-a-dataset.md says of TorchRL's ReplayBuffer, and that a buffer then has every frame."""
 
-import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from torchrl.envs import Compose, DoubleToFloat, GymEnv, ParallelEnv, RewardSum,
 import cormorant
 from cormorant.torchrl import MultiaSyncDataCollector, SyncDataCollector, aSyncDataCollector
 from cormorant_testing.collecting import make_job
+from cormorant_testing.snippets import blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "read-a-dataset.md"
 FRAMES = 600
 
 
@@ -35,8 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")
 def test_the_page_fills_replay_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    first, second = (block for block in found if "torchrl" in block)
+    first, second = (block for block in blocks("docs/how-to/read-a-dataset.md", "python") if "torchrl" in block)
     monkeypatch.chdir(folder)
     names: dict[str, Any] = {}
     exec(first, names)

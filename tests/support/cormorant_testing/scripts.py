@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import psutil
@@ -22,8 +23,12 @@ def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **more}
 
 
-def run_script(text: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-c", text], env=environment(), capture_output=True, text=True, timeout=110)
+def run_script(
+    text: str, *, cwd: Path | None = None, timeout: float = 110, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a script to its end; `more` is added to its environment."""
+    command = [sys.executable, "-c", text]
+    return subprocess.run(command, env=environment(**more), cwd=cwd, capture_output=True, text=True, timeout=timeout)
 
 
 def start_script(text: str, *arguments: str, **more: str) -> "subprocess.Popen[str]":
