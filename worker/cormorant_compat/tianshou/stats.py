@@ -97,12 +97,10 @@ class CollectStats(_Printed):
         self.lens_stat = SequenceStats.from_sequence(self.lens) if self.lens.size else None
 
 
-_UPDATES = ("update_at_step_batch", "update_at_episode_done")
-
-
 def check_stats_class(given: type) -> None:
     """Take `CollectStats`, ours or Tianshou's, as `collect_stats_class`."""
-    own = [name for name in _UPDATES if name in vars(given) and given.__name__ != "CollectStats"]
+    updates = ("update_at_step_batch", "update_at_episode_done")
+    own = [name for name in updates if name in vars(given) and given.__name__ != "CollectStats"]
     if own or not any(base.__name__ == "CollectStats" for base in given.__mro__):
         what = f"overrides {', '.join(own)}" if own else "is not a CollectStats"
         raise ValueError(

@@ -35,7 +35,6 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.policy.actor import device_of
 
 _BACKENDS = ("direct", "process", "multiprocessing", "ray")
-_SEEDS = (1 << 31) - 1
 
 
 class Collector(FleetCollector):
@@ -336,4 +335,4 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
 
 def _drawn_seed() -> int:
     # From torch's generator, so that `torch.manual_seed` fixes it and two collectors differ.
-    return int(torch.randint(_SEEDS, (1,)))
+    return int(torch.randint((1 << 31) - 1, (1,)))

@@ -203,7 +203,9 @@ class OfPool:
 
 
 class OfTask:
-    """The constructor of `MultiThreadedEnv`, over a wrapper's `_begin`; see `torchrl/env.py` for the arguments."""
+    """The constructor of `MultiThreadedEnv`, over a wrapper's `_begin`; see `torchrl/env.py` for the arguments. Refuses
+    what EnvPool does not know before anything is built.
+    """
 
     _begin: Callable[..., None]
     num_workers: int
@@ -217,44 +219,38 @@ class OfTask:
         create_env_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[PoolOptions],
     ) -> None:
-        self._begin(builder_of_task(env_name, num_workers, create_env_kwargs), **options)
-        self.env_name = env_name.replace("ALE/", "")
+        if num_workers < 1:
+            raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
+        given = {name: value for name, value in (create_env_kwargs or {}).items() if name not in _IGNORED}
+        flavor = given.pop("env_type", "gymnasium")
+        if flavor not in _FLAVORS:
+            raise EnvBuildError(f'create_env_kwargs.env_type "{flavor}" is not known; use {", ".join(_FLAVORS)}')
+        if (batch_size := given.pop("batch_size", num_workers)) != num_workers:
+            raise EnvBuildError(
+                f"create_env_kwargs.batch_size {batch_size} of num_workers {num_workers}: a TorchRL environment steps "
+                "all of them; leave batch_size out, or use a fleet with batchSize"
+            )
+        threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
+        # A number, from which each environment's own seed follows, or a list with one for each.
+        seed = given.pop("seed", 0)
+        own = SeedPath(seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
+        if len(own) != num_workers:
+            raise EnvBuildError(
+                f"create_env_kwargs.seed has {len(own)} seeds for num_workers {num_workers}; give as many"
+            )
+        name, most = env_name.replace("ALE/", ""), given.pop("max_episode_steps", 0) or 0
+        task = EnvPoolTask(task_id=name, max_episode_steps=most, kwargs=given)
+        try:
+            task.check()
+        except EnvBuildError as error:
+            raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
+        self._begin(lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds), **options)
+        self.env_name = name
         """EnvPool's name of the task."""
         self.create_env_kwargs = dict(create_env_kwargs or {})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
-
-
-def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None) -> Build:
-    """What builds a task's pool: EnvPool's name, or Gymnasium's with "ALE/" before it. Refuses what EnvPool does not
-    know before anything is built. Of EnvPool's arguments, `seed` is a number, from which each environment's own seed
-    follows, or a list with one for each.
-    """
-    if num_workers < 1:
-        raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
-    given = {name: value for name, value in (create_env_kwargs or {}).items() if name not in _IGNORED}
-    flavor = given.pop("env_type", "gymnasium")
-    if flavor not in _FLAVORS:
-        raise EnvBuildError(f'create_env_kwargs.env_type "{flavor}" is not known; use {", ".join(_FLAVORS)}')
-    if (batch_size := given.pop("batch_size", num_workers)) != num_workers:
-        raise EnvBuildError(
-            f"create_env_kwargs.batch_size {batch_size} of num_workers {num_workers}: a TorchRL environment steps all "
-            "of them; leave batch_size out, or use a fleet with batchSize"
-        )
-    threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
-    seed = given.pop("seed", 0)
-    own = SeedPath(seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
-    if len(own) != num_workers:
-        raise EnvBuildError(f"create_env_kwargs.seed has {len(own)} seeds for num_workers {num_workers}; give as many")
-    task = EnvPoolTask(
-        task_id=env_name.replace("ALE/", ""), max_episode_steps=given.pop("max_episode_steps", 0) or 0, kwargs=given
-    )
-    try:
-        task.check()
-    except EnvBuildError as error:
-        raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
-    return lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds)
 
 
 # -- actions as TorchRL has them: one-hot vectors, and one for several steps
