@@ -144,21 +144,6 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             assert place.status["epoch"] == 1
 
 
-def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
-    with Kubelet(place.namespace), place.operator(), place.operator():
-        place.submit(replicas=4)
-        _watch_slots(place, lambda: place.workers() == "4/4", what="four workers")
-        for round_number in range(6):
-            victim = place.namespace.names("pods", "cormorant.dev/role=worker")[round_number % 4]
-            place.namespace("delete", "pod", victim, "--wait=false")
-            _watch_slots(place, lambda victim=victim: victim not in place.namespace.names("pods"), what="it is gone")
-            _watch_slots(place, lambda: len(place.slots()) == 5, what="four workers and a head")
-        assert place.status["epoch"] == 1
-        _watch_slots(place, lambda: place.workers() == "4/4", what="all workers are ready")
-    # The second of two creations of a name is refused: as many were done as pods were needed.
-    assert place.proxy.requests["POST", "pods"] - place.proxy.dry_runs == 5 + 6
-
-
 def _watch_slots(place: Place, is_so: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
     """Wait for a fact, and see meanwhile that no slot is ever filled twice."""
     began = time.monotonic()

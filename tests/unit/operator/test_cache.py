@@ -54,21 +54,16 @@ def test_what_was_deleted_is_not_brought_back_by_a_late_answer() -> None:
     assert cache.record("j1").pods == ()
 
 
-def test_pods_may_be_seen_before_their_job() -> None:
+def test_pods_before_without_and_of_another_job_are_kept_apart() -> None:
     cache = Cache()
     cache.see(pod())
     assert (cache.job("j1"), cache.jobs()) == (None, [])
     cache.see(job())
-    assert len(cache.record("j1").pods) == 1
-
-
-def test_pods_without_a_job_and_of_other_jobs_are_kept_apart() -> None:
-    cache = Cache()
-    cache.see(job())
     cache.see(job(uid="j2", version=8))  # made again under its name
-    assert cache.see(pod(owner="")) == ""
     cache.see(pod(uid="p2", owner="j2"))
-    assert (cache.record("j1").pods, len(cache.record("j2").pods)) == ((), 1)
+    assert [len(cache.record(uid).pods) for uid in ("j1", "j2")] == [1, 1]
+    assert cache.see(pod(version=9, owner="")) == "j1"
+    assert cache.record("j1").pods == ()
 
 
 def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:

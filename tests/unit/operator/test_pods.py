@@ -191,6 +191,7 @@ def test_scratch_space_has_a_limit() -> None:
 
 SERVICE, _ = children.services(make_job(), epoch=1)
 (BUDGET,) = children.budgets(make_job(), workers=2)
+POLICY = children.network_policy(make_job(), DEFAULTS)
 
 
 @pytest.mark.parametrize(
@@ -201,11 +202,12 @@ SERVICE, _ = children.services(make_job(), epoch=1)
             (SERVICE, {field: None}, True)
             for field in ("selector", "ipFamilyPolicy", "publishNotReadyAddresses", "ports")
         ),
+        (POLICY, {"ingress": []}, True),
         *((BUDGET, {key: None}, True) for key in ("minAvailable", "selector", "unhealthyPodEvictionPolicy")),
     ],
 )
 def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, Any], is_put_right: bool) -> None:
-    assert child is BUDGET or child["spec"]["ipFamilyPolicy"] == "PreferDualStack"
+    assert child is not SERVICE or child["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     changed = {**child, "spec": {**child["spec"], **change}}
     assert (children.digest_of(changed) != children.digest_of(child)) == is_put_right
 
