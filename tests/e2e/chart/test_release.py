@@ -19,8 +19,8 @@ import pytest
 import yaml
 
 from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
-from cormorant_testing.helm import CHART, Release, find, helm, render, skip_without_release
-from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod
+from cormorant_testing.helm import CHART, Release, find, helm, render
+from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod, skip_without_cluster
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.real_job import Job
@@ -39,7 +39,8 @@ ASKED_OF_POD_GROUPS = {Right("scheduling.k8s.io", "podgroups", verb) for verb in
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    skip_without_release()
+    skip_without_cluster()
+    helm("version")
     with Namespace("chart", RESTRICTED) as namespace:
         yield namespace
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from cormorant_testing.kubectl import skip_without_cluster
 from cormorant_testing.needs import lacks
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "cormorant"
@@ -78,10 +77,3 @@ class Release:
     def manifests(self) -> list[Manifest]:
         text = helm("get", "manifest", self.name, "-n", self.namespace).stdout
         return [document for document in yaml.safe_load_all(text) if document]
-
-
-def skip_without_release() -> None:
-    """Skips where there is no API server, no kubectl or no Helm."""
-    skip_without_cluster()
-    if shutil.which("helm") is None:
-        lacks("helm", "no helm on the PATH: the chart is not installed")

@@ -38,19 +38,14 @@ def skip_without_cluster() -> None:
         lacks("cluster", f"the API server of {os.environ['KUBECONFIG']} does not answer")
 
 
-def apply_crd() -> None:
-    """The CRD as it is printed now, once the API server serves it."""
+def require_crd() -> None:
+    """Applies the CRD as it is printed now; skips where there is no API server, or no kubectl."""
+    skip_without_cluster()
     apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
     subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
     wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
     # `kubectl wait` fails at once where a new CRD has no conditions yet.
     until(lambda: subprocess.run(wait, timeout=60).returncode == 0, what="the API server serves the CRD")
-
-
-def require_crd() -> None:
-    """Applies the CRD; skips where there is no API server, or no kubectl."""
-    skip_without_cluster()
-    apply_crd()
 
 
 class Namespace:
