@@ -53,11 +53,12 @@ class HeadServer:
         if settings.tls_cert is not None and settings.tls_key is not None:
             check_tls(settings.tls_cert, settings.tls_key)
         self.job, self.settings = job, settings
-        self.token_file: Path | None = None
-        if settings.has_tokens:
-            home = Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"
-            here = home if settings.directory is None else settings.directory / _TOKEN_FILE
-            self.token_file = settings.token_file or here
+        self.token_file = settings.token_file if settings.has_tokens else None
+        if settings.has_tokens and self.token_file is None:
+            if settings.directory is not None:
+                self.token_file = settings.directory / _TOKEN_FILE
+            else:  # asked for last: a container's user may have no home
+                self.token_file = Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"
         self._lock = _lock(settings.directory)
         try:
             self.head = Head(job, settings, HeadTokens(self.token_file))

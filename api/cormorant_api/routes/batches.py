@@ -136,7 +136,8 @@ async def next_batch(
         }
         memories = [part.memory for part in lent.loan.parts if part.memory is not None]
         # Without one of them, another process of this machine could not map the batch.
-        if MEMORY_JSON in request.headers.get("accept", "") and len(memories) == len(lent.loan.parts):
+        is_mappable = memories and len(memories) == len(lent.loan.parts)
+        if MEMORY_JSON in request.headers.get("accept", "") and is_mappable:
             described = _describe_memory(lent, file, memories, ack_within_s=ledger.ack_within_s)
             # Consumers hold a shared lock on each part that they map.
             ledger.attach(lent.id, is_read=lambda: any(_is_locked(memory.descriptor) for memory in memories))

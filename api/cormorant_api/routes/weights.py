@@ -216,7 +216,7 @@ async def _publish(
     if not specs:
         raise ApiError(ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
     tensors = [spec for tensors in specs.values() for spec in tensors.values()]
-    expected = sum(ITEM_BYTES.get(_DTYPES.get(spec.dtype, ""), 8) * math.prod(spec.shape) for spec in tensors)
+    expected = sum(ITEM_BYTES.get(_DTYPES.get(spec.dtype, spec.dtype), 8) * math.prod(spec.shape) for spec in tensors)
     # Twice the expected size, so that weights of another policy get a report of the differences.
     limit_bytes = 2 * expected + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors)
     size = size_of_body(request, limit_bytes=min(head.settings.max_body_bytes, limit_bytes))

@@ -90,21 +90,16 @@ def test_without_tokens_a_head_listens_on_loopback_only(host: str, is_fine: bool
 
 
 def test_tokens_are_read_again_when_their_file_has_changed(tokens: HeadTokens, tmp_path: Path) -> None:
-    path = tmp_path / "tokens.json"
-    fresh = {role: token + "2" for role, token in TOKENS.items()}
-    mine = "Bearer " + "o" * 20 + "2"
-    with pytest.raises(ApiError):
-        tokens.demand(Role.OPERATOR, mine, what="it")
-    path.unlink()
+    path, old, new = tmp_path / "tokens.json", "Bearer " + "o" * 20, "Bearer " + "o" * 20 + "2"
     path.write_text("not JSON")  # half of a change: what was read before holds
     with pytest.raises(ApiError):
-        tokens.demand(Role.OPERATOR, mine, what="it")
-    assert tokens.demand(Role.OPERATOR, "Bearer " + "o" * 20, what="it") is Role.OPERATOR
+        tokens.demand(Role.OPERATOR, new, what="it")
+    assert tokens.demand(Role.OPERATOR, old, what="it") is Role.OPERATOR
     path.unlink()
-    write_tokens(path, fresh)
-    assert tokens.demand(Role.OPERATOR, mine, what="it") is Role.OPERATOR
+    write_tokens(path, {role: token + "2" for role, token in TOKENS.items()})
+    assert tokens.demand(Role.OPERATOR, new, what="it") is Role.OPERATOR
     with pytest.raises(ApiError):
-        tokens.demand(Role.OPERATOR, "Bearer " + "o" * 20, what="it")
+        tokens.demand(Role.OPERATOR, old, what="it")
 
 
 HOST = {"host": "127.0.0.1:8000"}
