@@ -117,7 +117,7 @@ class Job:
         self.tokens = tokens_file(folder)
         self.checker = make_checker(2, action="box", acts_by_version=True, **OPTIONS)
 
-    def head(self, *, epoch: int, floor_frames: int, published_version: int = 0) -> Pod:
+    def head(self, *, epoch: int = 1, floor_frames: int = 0, published_version: int = 0) -> Pod:
         return head_pod(
             self.gcs_port,
             *(sys.executable, "-m", "cormorant_api", "--job", str(self.manifest)),
@@ -128,11 +128,8 @@ class Job:
             *("--last-words", str(self.folder / "last-words"), "--published-version", str(published_version)),
         )
 
-    def worker(self, index: int, **more: str) -> Pod:
-        return worker_pod(self.gcs_port, f"cpu-{index}", **more)
-
-    def gpu_worker(self, last_words: Path) -> Pod:
-        return worker_pod(self.gcs_port, "gpu-0", CORMORANT_LAST_WORDS=str(last_words))
+    def worker(self, index: int, *, group: str = "cpu", **more: str) -> Pod:
+        return worker_pod(self.gcs_port, f"{group}-{index}", **more)
 
     def api(self, head: Pod) -> Api:
         """Waits until the head is ready."""
@@ -170,7 +167,7 @@ def attempts(api: Api) -> dict[str, int]:
 
 def test_head_starts_with_one_worker_of_two(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with job.head(epoch=1, floor_frames=0) as head, job.worker(1) as worker:
+    with job.head() as head, job.worker(1) as worker:
         api = job.api(head)
         # Of two slots one has a pod.
         assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
@@ -190,7 +187,7 @@ def test_head_starts_with_one_worker_of_two(tmp_path: Path) -> None:
 
 def test_head_without_cpu_time_for_15_s_goes_on_with_its_workers(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with job.head(epoch=1, floor_frames=0) as head, job.worker(0) as first, job.worker(1) as second:
+    with job.head() as head, job.worker(0) as first, job.worker(1) as second:
         api = job.api(head)
         until_all_ready(api)
         children = psutil.Process(head.process.pid).children(recursive=True)
@@ -215,7 +212,7 @@ def test_head_ends_in_order_while_connecting_to_ray(tmp_path: Path) -> None:
     job = Job(tmp_path)
     # From the moment at which the head listens until it waits for its workers: nothing tells when Ray has connected.
     for number, delay_s in enumerate((0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0)):
-        with job.head(epoch=number + 1, floor_frames=0) as head:
+        with job.head(epoch=number + 1) as head:
             api = Api(job.port, f"operator-{TOKEN}")
             until(lambda api=api: answers(api), seconds=120)
             time.sleep(delay_s)
@@ -237,7 +234,7 @@ def test_workers_without_a_device_end_the_head_at_its_deadline(tmp_path: Path) -
     job = Job(
         tmp_path, workerGroups=[{"name": "gpu", "device": "gpu"}], replicas=1, runPolicy={"startupDeadlineSeconds": 60}
     )
-    with job.head(epoch=1, floor_frames=0) as head, job.gpu_worker(tmp_path / "words") as worker:
+    with job.head() as head, job.worker(0, group="gpu", CORMORANT_LAST_WORDS=str(tmp_path / "words")) as worker:
         assert worker.wait(280) == 3, worker.text
         assert (tmp_path / "words").read_text() == NO_DEVICE
         assert worker.left() == []
@@ -254,13 +251,13 @@ def test_gpu_worker_without_a_device_leaves_the_others_collecting(tmp_path: Path
 
     def lose_one(head: Pod, *, before: int) -> None:
         words = tmp_path / f"words-{before}"
-        with job.gpu_worker(words) as worker:
+        with job.worker(0, group="gpu", CORMORANT_LAST_WORDS=str(words)) as worker:
             assert worker.wait(280) == 3, worker.text
         assert words.read_text() == NO_DEVICE
         until(lambda: len(head.said("worker_lost")) > before, seconds=120)
         assert head.said("worker_lost")[-1]["reason"] == f"failed: {NO_DEVICE}"
 
-    with job.head(epoch=1, floor_frames=0) as head:
+    with job.head() as head:
         lose_one(head, before=0)
         with job.worker(0):
             api = job.api(head)
@@ -278,7 +275,7 @@ def answers(api: Api) -> bool:
 
 def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with job.worker(0) as first, job.worker(1) as second, job.head(epoch=1, floor_frames=0) as head:
+    with job.worker(0) as first, job.worker(1) as second, job.head() as head:
         api = job.api(head)
         publish(api, 1)
         before = attempts(api)
@@ -320,7 +317,7 @@ def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) 
 def test_unfinished_batch_of_an_ended_pod_is_collected_again(tmp_path: Path) -> None:
     job, grace_s = Job(tmp_path), 8
     given = {"CORMORANT_GRACE_SECONDS": str(grace_s)}
-    with job.worker(0, **given) as first, job.worker(1), job.head(epoch=1, floor_frames=0) as head:
+    with job.worker(0, **given) as first, job.worker(1), job.head() as head:
         api = job.api(head)
         publish(api, 1)
         before = attempts(api)
@@ -345,13 +342,13 @@ def test_new_head_without_a_count_collects_no_acknowledged_frame_again(tmp_path:
     job = Job(tmp_path)
     with job.worker(0), job.worker(1):
         # Nobody tells the heads what was settled: no operator runs, and the termination message went with the pod.
-        with job.head(epoch=1, floor_frames=0) as head:
+        with job.head() as head:
             api = job.api(head)
             assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").status in (200, 202)
             job.take_all(api, until=1000)
             time.sleep(1.5)  # workers hear of it twice a second
             head.kill()
-        with job.head(epoch=2, floor_frames=0) as head:
+        with job.head(epoch=2) as head:
             api = job.api(head)
             assert head.wait_for("frames_inherited")["frames"] == job.checker.frames
             until(lambda: api.get("/v1/status").json["frames"]["settled"] == job.checker.frames)
@@ -359,7 +356,7 @@ def test_new_head_without_a_count_collects_no_acknowledged_frame_again(tmp_path:
             head.process.send_signal(signal.SIGTERM)  # as a pod that is deleted
             job.take_all(api)
             head.wait()
-        with job.head(epoch=3, floor_frames=0) as head:
+        with job.head(epoch=3) as head:
             api = job.api(head)
             job.take_all(api)
             assert head.wait() == 0
@@ -371,7 +368,7 @@ def test_new_head_without_a_count_collects_no_acknowledged_frame_again(tmp_path:
 def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.worker(0) as first, job.worker(1) as second:
-        with job.head(epoch=1, floor_frames=0) as head:
+        with job.head() as head:
             api = job.api(head)
             until_all_ready(api)
             for version in (1, 40):
@@ -379,7 +376,7 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             published = versions(api)[0]
             head.kill()
         # Its folder is empty: there is no volume.
-        with job.head(epoch=2, floor_frames=0) as head:
+        with job.head(epoch=2) as head:
             api = job.api(head)
             assert head.said("weights_inherited")[0]["version"] == 40
             (found,) = versions(api)
@@ -397,7 +394,7 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             head.kill()
             os.kill(first.process.pid, signal.SIGSTOP)
         # A pod that has just come has nothing to offer; the one that was there has, whenever it joins.
-        with job.worker(1) as late, job.head(epoch=3, floor_frames=0, published_version=42) as head:
+        with job.worker(1) as late, job.head(epoch=3, published_version=42) as head:
             api = job.api(head)
             late.wait_for("joined")
             assert versions(api) == []
@@ -412,8 +409,8 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
 
 
 def missing(api: Api) -> str:
-    found = api.get("/v1/status").json["conditions"]
-    return next(str(condition["status"]) for condition in found if condition["type"] == "WeightsMissing")
+    found = {condition["type"]: condition["status"] for condition in api.get("/v1/status").json["conditions"]}
+    return str(found["WeightsMissing"])
 
 
 def weights_of(version: int) -> bytes:
@@ -423,5 +420,4 @@ def weights_of(version: int) -> bytes:
 
 def versions(api: Api) -> list[dict[str, object]]:
     """Versions of the policy that the head has, newest first."""
-    reply = api.get("/v1/models/policy/versions")
-    return list(reply.json["versions"])
+    return list(api.get("/v1/models/policy/versions").json["versions"])
