@@ -144,6 +144,33 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             assert place.status["epoch"] == 1
 
 
+def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
+    with Kubelet(place.namespace), place.operator():
+        place.submit(replicas=3)
+        _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
+        time.sleep(4)  # the operator has finished the listings of its start
+        place.proxy.is_deaf = True
+        victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
+        place.namespace("delete", "pod", victim, "--force", "--grace-period=0")
+        place.proxy.expire_watches()
+        _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
+
+
+def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
+    with Kubelet(place.namespace), place.operator(), place.operator():
+        place.submit(replicas=4)
+        _watch_slots(place, lambda: place.workers() == "4/4", what="four workers")
+        for round_number in range(6):
+            victim = place.namespace.names("pods", "cormorant.dev/role=worker")[round_number % 4]
+            place.namespace("delete", "pod", victim, "--wait=false")
+            _watch_slots(place, lambda victim=victim: victim not in place.namespace.names("pods"), what="it is gone")
+            _watch_slots(place, lambda: len(place.slots()) == 5, what="four workers and a head")
+        assert place.status["epoch"] == 1
+        _watch_slots(place, lambda: place.workers() == "4/4", what="all workers are ready")
+    # The second of two creations of a name is refused: as many were done as pods were needed.
+    assert place.proxy.requests["POST", "pods"] - place.proxy.dry_runs == 5 + 6
+
+
 def _watch_slots(place: Place, is_so: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
     """Wait for a fact, and see meanwhile that no slot is ever filled twice."""
     began = time.monotonic()

@@ -39,6 +39,45 @@ def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.until(lambda: running.status["elastic"]["replicas"] == 1, "the scale subresource knows")
 
 
+def test_what_others_change_is_restored(running: Scene) -> None:
+    namespace = running.namespace
+    namespace("delete", "service", "pong-api")
+    running.until(lambda: "pong-api" in namespace.names("services"), "the Service is back")
+    patch = '{"spec": {"selector": {"cormorant.dev/epoch": "99"}}}'
+    namespace("patch", "service", "pong-head", "--type=merge", "-p", patch)
+    running.until(
+        lambda: namespace.get("service", "pong-head")["spec"]["selector"]["cormorant.dev/epoch"] == "1",
+        "the selector is back",
+    )
+    managed = "app.kubernetes.io/managed-by"
+    namespace("label", "service", "pong-api", f"{managed}-")
+    running.until(lambda: managed in namespace.get("service", "pong-api")["metadata"]["labels"], "the label is back")
+
+
+def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
+    namespace = scene.namespace
+    network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
+
+    def policies() -> dict[str, Any]:
+        return {item["metadata"]["name"]: item for item in namespace.items("networkpolicies")}
+
+    with Kubelet(namespace):
+        with scene.operator(*network):
+            scene.submit()
+            scene.until_ready()
+            policy = policies()["pong-pods"]
+            assert policy["metadata"]["ownerReferences"][0]["kind"] == "CollectorJob"
+            scene.stub.frames = 99
+            scene.until(lambda: scene.status["frames"]["collected"] == 99, "it was looked at again")
+            # The API server's defaults make no difference: it is not applied again and again.
+            assert policies()["pong-pods"]["metadata"]["resourceVersion"] == policy["metadata"]["resourceVersion"]
+        namespace("patch", "networkpolicy", "pong-pods", "--type=merge", "-p", '{"spec": {"ingress": []}}')
+        with scene.operator(*network):
+            scene.until(lambda: policies()["pong-pods"]["spec"] == policy["spec"], "the policy is back")
+            assert set(policies()) == {"pong-pods"}
+            assert len(namespace.names("pods")) == 3
+
+
 def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
     # Kubelet lets pods end at once; a head that drains is one whose finalizer holds it.
     hold = '{"metadata": {"finalizers": ["example.com/drains"]}}'
@@ -58,6 +97,22 @@ def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
         assert first not in owners.values()
     finally:
         running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+
+
+def test_eviction_of_the_head_is_refused_and_of_a_worker_is_not(running: Scene) -> None:
+    def evict(name: str) -> str:
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        path = f"/api/v1/namespaces/{running.namespace.name}/pods/{name}/eviction"
+        return running.namespace("create", "--raw", path, "-f", "-", document=eviction, check=False)
+
+    def budget() -> dict[str, Any]:
+        return dict(running.namespace.get("poddisruptionbudget", "pong-head")["status"])
+
+    running.until(lambda: budget().get("currentHealthy") == 1, "the budget counts the head")
+    assert "disruption budget" in evict("pong-head-1")
+    worker = next(name for name in running.uids() if name.startswith("pong-cpu-0-"))
+    assert "disruption budget" not in evict(worker)
+    running.until(lambda: worker not in running.uids() and len(running.uids()) == 3, "the worker is replaced")
 
 
 def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:

@@ -103,6 +103,20 @@ def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation)
         note(f"a head on a read-only volume: {message}")
 
 
+def test_worker_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
+    job = scene.steady
+    (worker,), head = job.pods("worker"), job.pods("head")
+    pod = job.namespace.get("pod", worker)
+    assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "shipper"]
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["mesh"]
+    job.namespace("exec", worker, "-c", "worker", "--", "python", "-c", "import os; os.kill(1, 15)")
+    took_s = job.until(lambda: set(job.pods("worker")) - {worker}, what="a successor")
+    job.until(lambda: worker not in job.namespace.names("pods"), what="the pod goes, and its sidecars with it")
+    scene.until_well()
+    assert job.pods("head") == head
+    note(f"worker ended beside two sidecars, to its successor: {took_s:.1f} s")
+
+
 def test_head_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
     job = scene.steady
     head, workers, epoch = job.head(), job.pods("worker"), job.status["epoch"]
@@ -115,6 +129,19 @@ def test_head_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
     assert job.pods("worker") == workers
     assert job.status["headRestarts"] == 1
     note(f"head killed beside two sidecars: a learner waited {scene.learner.gap_s(killed):.1f} s")
+
+
+def test_unpullable_image_costs_a_running_job_nothing(scene: Scene, installed: Installation) -> None:
+    job, pods, began = scene.steady, scene.steady.pods(), time.time()
+    job.edit(image=f"{installed.images.job}-missing")
+    job.until(lambda: job.condition("Accepted") == "False/ImagePull", what="the image is said to be missing")
+    assert job.raw["status"]["reason"] == "ImagePull"
+    scene.learner.wait_for(3)
+    assert pods.items() <= job.pods().items()
+    job.edit(image=None)
+    job.until(lambda: job.pods() == pods and job.condition("Accepted") == "True/Accepted", what="the change is gone")
+    scene.until_well()
+    note(f"an image that cannot be pulled: a learner waited at most {scene.learner.gap_s(began):.1f} s for a batch")
 
 
 @contextmanager
@@ -240,6 +267,26 @@ def test_cut_off_operator_destroys_nothing(scene: Scene, installed: Installation
     assert job.pods() == pods
     assert "Stalled" not in events(job)
     assert job.condition("Failed") == ""
+
+
+def test_absent_operator_destroys_nothing(scene: Scene, installed: Installation) -> None:
+    jobs = (scene.steady, scene.plain)
+    scene.plain.edit(runPolicy={"progressDeadlineSeconds": DEADLINE_S, "startupDeadlineSeconds": DEADLINE_S})
+    pods, counted = [job.pods() for job in jobs], [job.frames() for job in jobs]
+    installed.operators("scale", f"deployment/{RELEASE}", "--replicas=0")
+    try:
+        installed.operators.until(lambda: not installed.operators.items("pods"), what="it is gone")
+        time.sleep(DEADLINE_S + 5)
+    finally:
+        installed.operators("scale", f"deployment/{RELEASE}", "--replicas=1")
+    installed.wait()
+    for job, before in zip(jobs, counted, strict=True):
+        job.until(lambda job=job, before=before: job.frames() > before, what=f"{job.name} is counted again")
+    time.sleep(3 * POLL_S)
+    scene.until_well()
+    assert [job.pods() for job in jobs] == pods
+    assert [job.condition("Failed") for job in jobs] == ["", ""]
+    assert not any("Stalled" in events(job) for job in jobs)
 
 
 def test_head_deleted_without_an_operator_costs_no_acknowledged_frame(scene: Scene, installed: Installation) -> None:

@@ -95,6 +95,19 @@ def test_full_queue_is_no_stall(job: Job) -> None:
     job.until(lambda: job.condition("Progressing") == "True/WaitingForConsumer", what="workers wait for a learner")
 
 
+def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
+    pods = job.pods()
+    job.edit(paused=True)
+    job.until(lambda: job.condition("Paused") == "True/Spec", what="the job is paused")
+    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet is paused")
+    learner.step(2)
+    stepped = [job.ask("/v1/status").json["frames"]["stepped"] for _ in range(2) if time.sleep(1.5) is None]
+    assert stepped[0] == stepped[1]
+    job.edit(paused=False)
+    job.until(lambda: job.ask("/v1/status").json["frames"]["stepped"] > stepped[0], what="frames again")
+    assert job.pods() == pods
+
+
 def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
     pods = job.pods()
     job.namespace("scale", f"collectorjob/{job.name}", "--replicas=2")
@@ -108,6 +121,15 @@ def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
     job.namespace("scale", f"collectorjob/{job.name}", "--replicas=1")
     job.until(lambda: learner.step() or job.pods() == pods, what="its pod is gone")
     assert job.ask("/v1/status").json["frames"]["dropped"] == {}
+
+
+def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner: Learner) -> None:
+    head = job.pods("head")
+    created_s = job.replace_worker()
+    job.until_ready()
+    learner.step(6)
+    note(f"worker deleted to its replacement created: {created_s:.1f} s")
+    assert job.pods("head") == head
 
 
 def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> None:
