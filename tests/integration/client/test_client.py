@@ -17,7 +17,7 @@ from torch import nn
 import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import AsyncClient, BatchGone, Client, ClientError, LearnerLink, Unauthenticated, connect
-from cormorant_contract.errors import FleetClosed, FleetError
+from cormorant_contract.errors import FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
@@ -57,15 +57,18 @@ def checker() -> Any:
 
 @pytest.mark.parametrize("memory", ["auto", "never"])
 def test_every_value_arrives(client: Client, memory: Any) -> None:
-    judge, seen = checker(), set()
+    judge, seen = checker(), {}
     with client.deliveries(frames=150, memory=memory) as batches:
         for batch in batches:
             assert batch.is_shared == (memory == "auto")
             assert judge.take(batch.tensordict()) == batch.num_frames == 30
             assert batch.delivery == 1
-            seen.add(batch.id)
+            seen[batch.id] = batch
     assert len(seen) == judge.batches == 5
     assert batches.num_frames == 150
+    if memory == "auto":
+        with pytest.raises(BatchGone, match="copy=True"):
+            next(iter(seen.values())).numpy()
 
 
 def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served) -> None:
@@ -79,16 +82,6 @@ def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served
     assert 0 < found["any_even"] < 1  # type: ignore[operator]
     line = b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}'
     until(lambda: line in served.anonymous.get("/metrics").body)
-
-
-def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> None:
-    with client.deliveries(frames=60) as batches:
-        first = next(batches)
-        kept = first.tensordict(copy=True)
-        assert torch.equal(kept["action"], first.tensordict()["action"])
-        next(batches)
-        with pytest.raises(BatchGone, match="copy=True"):
-            first.numpy()
 
 
 def test_a_late_reader_of_shared_memory_sees_what_it_was_given(tmp_path: Path) -> None:
@@ -350,27 +343,9 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     assert document_in(command("weights", "rollback", version, "-o", "json")[1])["version"] == version + 2
     code, _, err = command("weights", "push", path, "--version", "1", "--json")
     assert (code, "is not newer" in document_in(err)["error"]) == (1, True)
-
-
-@pytest.mark.parametrize(
-    ("content", "sentence"),
-    [
-        (None, "cannot read w.pt: No such file or directory; check the path"),
-        (
-            b"\x80\x02}q\x00.",
-            "the weights in w.pt are a pickle (torch.save); save them with safetensors.torch.save_file",
-        ),
-        (b"weights", "the weights in w.pt are not safetensors: "),
-    ],
-)
-def test_push_looks_at_the_file_before_it_asks_a_head(
-    content: bytes | None, sentence: str, command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    if content is not None:
-        Path("w.pt").write_bytes(content)
-    code, _, err = command("weights", "push", "w.pt", "--url", "http://127.0.0.1:9")  # where no head is
-    assert (code, err.startswith(sentence)) == (2, True), err
+    path.write_bytes(b"\x80\x02}q\x00.")
+    code, _, err = command("weights", "push", path, "--url", "http://127.0.0.1:9")  # where no head is
+    assert (code, "are a pickle (torch.save); save them with safetensors" in err) == (2, True)
 
 
 def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
@@ -420,8 +395,6 @@ def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None
         assert client.stats().is_paused
     events, _ = ring.read(begin) or ([], 0)
     assert [event.reason for event in events if event.kind == "seeded"] == ["seed 9"]
-    with pytest.raises(FleetError, match="seeds begin at 0"):
-        client.seed(-1)
 
 
 def test_a_head_is_closed_twice_while_a_batch_is_mapped(tmp_path: Path) -> None:
