@@ -1,5 +1,10 @@
-"""How the repository is laid out, and what may be imported where. import-linter keeps the rest (`make check`)."""
+"""How the repository is laid out, and what may be imported where; import-linter keeps the rest (`make check`). One
+word, one idea: help texts say what a value is, and a public class name exists once unless a reason is listed.
+"""
 
+import re
+import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -8,11 +13,13 @@ from cormorant_testing.scripts import run_script
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST_MODULE = 600
-ROOMS = ("api", "worker", "operator", "benchmarks", "tests", "examples")
+PRODUCT = ("api", "worker", "operator")
+ROOMS = (*PRODUCT, "benchmarks", "tests", "examples")
+REASONS = Path(__file__).with_name("class_names.txt")
 
 
-def sources() -> list[Path]:
-    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+def sources(*rooms: str) -> list[Path]:
+    return [path for room in rooms or ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
 
 
 def test_rooms_and_tests_are_folders_and_never_packages() -> None:
@@ -68,15 +75,41 @@ def test_one_module_knows_how_ray_is_started() -> None:
 
 
 def test_modules_say_what_they_are_for() -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for room in ("api", "worker", "operator")
-        for path in sorted((ROOT / room).rglob("*.py"))
-        if not path.read_text().lstrip().startswith('"""')
-    ]
-    assert silent == []
+    assert [str(path) for path in sources(*PRODUCT) if not path.read_text().lstrip().startswith('"""')] == []
 
 
 def test_there_are_no_drawers_for_odds_and_ends() -> None:
     drawers = {"utils.py", "util.py", "common.py", "helpers.py", "misc.py"}
     assert [str(path.relative_to(ROOT)) for path in sources() if path.name in drawers] == []
+
+
+def test_no_help_text_begins_with_of() -> None:
+    texts = {path: path.read_text() for path in sources(*ROOMS, "charts", "docs")}
+    assert [path for path, text in texts.items() if re.search(r"""\bhelp=\(?\s*[rf]?["']Of\b""", text)] == []
+
+
+def test_public_class_names_are_unique_or_have_a_reason() -> None:
+    lines = [line.partition(": ") for line in REASONS.read_text().splitlines() if line and not line.startswith("#")]
+    reasons = {name: reason for name, _, reason in lines}
+    assert [name for name, reason in reasons.items() if len(reason) < 20] == []
+    found = defaultdict(list)
+    for path in sources(*PRODUCT):
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text(), re.MULTILINE):
+            found[name].append(str(path))
+    homes = {name: paths for name, paths in sorted(found.items()) if len(paths) > 1}
+    assert {name: paths for name, paths in homes.items() if name not in reasons} == {}
+    assert sorted(set(reasons) - set(homes)) == [], f"unique by now; delete their lines from {REASONS.name}"
+
+
+BRITISH = (
+    "ormalis|ectoris|ummaris|ecognis|nitialis|erialis|ptimis|inimis|aximis|ynchronis|arallelis|tilis[ai]|rganis[ai]|"
+    "olour|ehaviour|eighbour|avour|learnt|grey|[^-]labelled|rioritis|andomis|nalyse|centre\\b|artefact|whilst"
+)
+"""Parts of words that the field's APIs spell otherwise: normalize, vectorize, color, behavior, labeled, center."""
+
+
+def test_spelling_is_american() -> None:
+    others = (".", ":!LICENSE", f":!{Path(__file__).relative_to(ROOT)}")
+    command = ["git", "grep", "--perl-regexp", "-nIi", BRITISH, "--", *others]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (1, "")  # 1: nothing was found
