@@ -19,9 +19,6 @@ from cormorant_worker.envs.saved import EnvState, load_env, save_env
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves, unflattener
 
-TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
-"""Gives out zeroed arrays: np.zeros, or pieces of shared memory."""
-
 
 class BadObservation(EnvCrashed):
     """The environment returned NaN or something that its space or env.info does not describe: no restart would help."""
@@ -103,11 +100,13 @@ class EnvArrays:
         action_space: Space,
         num_envs: int,
         info: Sequence[InfoField],
-        take: TakeArray,
+        take: Callable[[tuple[int, ...], np.dtype[Any]], Array],
         *,
         num_sides: int,
     ) -> "EnvArrays":
-        """Allocate the arrays. Equal arguments call `take` alike, so processes that share memory find the same ones."""
+        """Allocate the arrays: `take` gives out zeroed ones, np.zeros or pieces of shared memory. Equal arguments call
+        it alike, so processes that share memory find the same ones.
+        """
 
         def of(parts: Iterable[Leaf]) -> Arrays:
             return tuple([take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts])

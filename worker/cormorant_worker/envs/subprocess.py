@@ -66,7 +66,7 @@ class EnvProcess:
             self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, block, report))
         os.close(wake)
         self.is_running = True
-        with contextlib.suppress(OSError):  # gone: `receive` finds out
+        with contextlib.suppress(OSError):  # gone: `_look` finds out
             self.connection.send(build)
 
     @property
@@ -74,24 +74,17 @@ class EnvProcess:
         return self._fork_server.status(self._number).pid
 
     def describe_end(self) -> str:
-        """How it ended. Called after `receive` raised EOFError."""
+        """How it ended. Called when nothing more could be received."""
         return self._fork_server.describe_end(self._number)
 
     def wake(self, command: bytes, message: Any = None) -> None:
-        """Send one command, and the message that belongs to it. A child that is gone is found by `receive`."""
+        """Send one command, and the message that belongs to it. A child that is gone is found by `_look`."""
         if not self.is_running:  # the descriptor may already belong to another file
             return
         with contextlib.suppress(OSError):
             os.write(self.wake_descriptor, command)
             if message is not None:
                 self.connection.send(message)
-
-    def receive(self) -> Any:
-        """Receive one message. Raises EOFError where the child is gone, or sends nothing more."""
-        try:
-            return self.connection.receive()[0]
-        except OSError as error:
-            raise EOFError(str(error)) from error
 
     def kill(self) -> None:
         """End it and what it started, at once. May be called twice."""
@@ -301,8 +294,8 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
                 continue
             process = self._running[row]
             try:
-                message = process.receive()
-            except EOFError:
+                message = process.connection.receive()[0]
+            except (EOFError, OSError):
                 message = Crash(row=row, what=process.describe_end(), steps=int(self._steps[row]))
             if isinstance(message, Crash):
                 self._lose(message)
