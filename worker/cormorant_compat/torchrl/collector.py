@@ -173,11 +173,11 @@ class FleetCollector:
 
     def __iter__(self) -> Iterator[Batch]:
         """Iterate over batches until `total_frames`; yields None for each batch that goes into a replay buffer."""
-        while (found := self._collect()) is not None:
-            yield found[0]
+        return self.iterator()
 
     def iterator(self) -> Iterator[Batch]:
-        return iter(self)
+        while (found := self._collect()) is not None:
+            yield found[0]
 
     def next(self) -> Batch:
         """One batch; None when all have been handed out, or when the batch went into a replay buffer."""

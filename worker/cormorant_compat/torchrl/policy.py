@@ -70,11 +70,13 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
         return policy
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(f"the policy is {policy!r}; give a module, a callable, or None for random actions")
+    if is_trusted:
+        return OnTensorDicts(policy)
     called = policy.forward if isinstance(policy, nn.Module) else policy
     try:
         (only,) = inspect.signature(called, eval_str=True).parameters.values()
         said = only.annotation
-        is_trusted |= only.name in _NAMES or (isinstance(said, type) and issubclass(said, TensorDictBase))
+        is_trusted = only.name in _NAMES or (isinstance(said, type) and issubclass(said, TensorDictBase))
     except (TypeError, ValueError, NameError):
         pass  # several arguments, or annotations that cannot be read
     return OnTensorDicts(policy) if is_trusted else policy

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from pydantic import ConfigDict, ValidationError
+from pydantic import ConfigDict, NonNegativeInt, ValidationError
 from pydantic.dataclasses import dataclass
 
 from cormorant_contract.rest.base import Count, Version
@@ -35,8 +35,8 @@ class FleetState:
     """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, Count]
     """The last random stream of each slot, by worker name: their seeds must not be used again."""
-    seed: Count
-    """Seed from which replacement workers derive their random streams."""
+    seed: NonNegativeInt
+    """Seed from which replacement workers derive their random streams: torch's have 64 bits."""
     workers: Mapping[str, bytes | memoryview]
     """`state.py`'s bytes by worker name."""
     past: Mapping[int, bytes | memoryview] = field(default_factory=dict)

@@ -305,7 +305,7 @@ class Dataset:
         streams = (
             stream(part, record, start - begin, stop - begin)
             for (part, record), begin in zip(shards, begins, strict=False)
-            if start < begin + record.frames and begin < stop
+            if max(start, begin) < min(stop, begin + record.frames)
         )
         chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
         if seeds is not None:

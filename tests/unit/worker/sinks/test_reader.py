@@ -270,6 +270,10 @@ def test_a_share_that_does_not_exist_is_a_sentence(dataset, arguments, words):
         dataset.to_torch(**arguments)
 
 
+def test_a_rank_without_frames_gets_no_batch(dataset):
+    assert list(dataset.to_torch(rank=13, world_size=1000)) == []
+
+
 def test_the_environment_tells_the_rank(dataset, monkeypatch):
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")

@@ -3,6 +3,7 @@
 import inspect
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -16,6 +17,7 @@ from tensordict.nn import InteractionType, TensorDictModule
 from torch import nn
 
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
+from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.collectors import make_collector_onpolicy
 from cormorant_compat.torchrl.makers import share_out
 from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
@@ -181,6 +183,14 @@ def test_configs_have_torchrls_defaults_and_fields() -> None:
         make_collector_onpolicy(CountingEnv, None, OnPolicyCollectorConfig(num_workers=4, env_per_collector=8))
 
 
+def test_a_script_may_have_an_iterator_of_its_own() -> None:
+    class Own(FleetCollector):
+        def iterator(self) -> Iterator[TensorDict]:
+            yield TensorDict()
+
+    assert not next(iter(Own.__new__(Own))).keys()
+
+
 def test_policies_are_read_as_torchrl_reads_them() -> None:
     class OnTd(nn.Module):
         def forward(self, tensordict: TensorDict) -> TensorDict:
@@ -195,7 +205,11 @@ def test_policies_are_read_as_torchrl_reads_them() -> None:
     assert as_policy(module) is module
     assert as_policy(layer := nn.Linear(4, 2)) is layer
     assert as_policy(print) is print, "several arguments"
-    for policy, is_trusted in ((OnTd(), False), (Hinted(), False), (lambda td: td, False), (lambda any_: any_, True)):
+    def unreadable(any_: TensorDict) -> TensorDict:
+        return any_
+
+    unreadable.__annotations__["any_"] = "torch.missing"
+    for policy, is_trusted in ((OnTd(), False), (Hinted(), False), (lambda td: td, False), (unreadable, True)):
         assert isinstance(as_policy(policy, is_trusted=is_trusted), OnTensorDicts)
     with pytest.raises(TypeError, match="the policy is 3"):
         as_policy(3)

@@ -151,15 +151,15 @@ class WorkerActor:
         self._uplink = CallUplink()
         self._heartbeat = Heartbeat.create(PodFile.HEARTBEAT.path)
         self._kept = CachedWeights(PodFile.KEPT.path)
-        self._runtime: Runtime
-        if start.place.is_server:
-            listeners = listen(ray.util.get_node_ip_address())
-            self._runtime = ServerRuntime(self._uplink, self._heartbeat, listeners, self._kept)
-        else:
-            self._runtime = WorkerRuntime(self._uplink, self._heartbeat, self._kept)
+        self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
+
+    def _make_runtime(self, start: Start) -> Runtime:
+        if not start.place.is_server:
+            return WorkerRuntime(self._uplink, self._heartbeat, self._kept)
+        return ServerRuntime(self._uplink, self._heartbeat, listen(ray.util.get_node_ip_address()), self._kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)

@@ -432,3 +432,4 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
     wanted = min(most, needed + num_open)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
