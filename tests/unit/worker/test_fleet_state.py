@@ -18,8 +18,8 @@ from cormorant_worker.weights.blob import to_bytes
 from cormorant_worker.weights.staged import PolicyVersion
 
 STATE = FleetState(
-    frames=7, version=PolicyVersion(2), weights=b"weights", seed=1 << 63, attempts={"cpu-0": 1, "cpu-1": 0}, run="r", epoch=4,
-    dataset="file:///data", written={"cpu-0": 5}, workers={"cpu-0": b"zero", "cpu-1": b"one"},
+    frames=7, version=PolicyVersion(2), weights=b"weights", seed=1 << 63, attempts={"cpu-0": 1, "cpu-1": 0}, run="r",
+    epoch=4, dataset="file:///data", written={"cpu-0": 5}, workers={"cpu-0": b"zero", "cpu-1": b"one"},
 )  # fmt: skip
 
 

@@ -201,6 +201,7 @@ class FleetCollector:
 
     def _collect(self) -> tuple[Batch] | None:
         """The next batch, in a tuple; None when nothing is left."""
+        frames = 0  # to be counted once postproc has not raised
         if (pool := self._pool) is not None:
             while not pool.complete:
                 loan = self._begin()
@@ -215,8 +216,9 @@ class FleetCollector:
         else:
             if (loan := self._begin()) is None:
                 return None
-            self._frames += loan.num_frames
+            frames = loan.num_frames
             if self._extends_in_workers:
+                self._frames += frames
                 self._iterations += 1
                 return (None,)
             batch = self._frames_of(loan)
@@ -231,9 +233,10 @@ class FleetCollector:
                 batch = batch.reshape(*shape, steps)
                 batch.names = [None] * len(shape) + ["time"]
             batch = self._place(batch, loan)
-        self._iterations += 1
         if self.postproc is not None:
             batch = self.postproc(batch)
+        self._frames += frames
+        self._iterations += 1
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
         if self._settings.replay_buffer is None:

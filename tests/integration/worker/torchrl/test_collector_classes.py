@@ -318,6 +318,10 @@ def test_scripts_read_and_exchange_attributes() -> None:
         collector.postproc = lambda batch: seen.append(batch.numel()) or batch
         assert next(iter(collector)) is None
         assert (seen, buffer.frames, collector.replay_buffer) == ([10], 10, buffer)
+        collector.postproc = lambda batch: batch["missing"]
+        with pytest.raises(KeyError, match="missing"):
+            collector.next()
+        assert "frames=10)" in repr(collector), "a batch that was not handed out does not count"
 
 
 def test_a_collector_in_this_process_is_one() -> None:

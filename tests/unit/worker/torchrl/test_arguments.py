@@ -205,6 +205,7 @@ def test_policies_are_read_as_torchrl_reads_them() -> None:
     assert as_policy(module) is module
     assert as_policy(layer := nn.Linear(4, 2)) is layer
     assert as_policy(print) is print, "several arguments"
+
     def unreadable(any_: TensorDict) -> TensorDict:
         return any_
 
