@@ -2,7 +2,6 @@
 
 from dataclasses import asdict
 from datetime import UTC, datetime
-from statistics import fmean
 
 from cormorant_api.head import Head
 from cormorant_api.weights.updates import update_id
@@ -53,8 +52,8 @@ def describe(head: Head, stats: FleetStats) -> Status:
         ),
         episodes=EpisodeReport(
             count=stats.episodes,
-            mean_return=fmean(stats.recent_returns) if stats.recent_returns else None,
-            mean_length=fmean(stats.recent_lengths) if stats.recent_lengths else None,
+            mean_return=stats.mean_return,
+            mean_length=stats.mean_length,
             metrics=stats.metric_means,
             tasks=tasks_of(stats),
         ),

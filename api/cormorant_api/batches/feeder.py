@@ -92,3 +92,4 @@ class BatchFeeder:
                 self._ledger.exhaust()
             else:
                 self._ledger.add(loan)
+            del loan  # this thread waits; a batch that is given back meanwhile is to be freed

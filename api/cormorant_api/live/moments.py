@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from statistics import fmean, quantiles
+from statistics import quantiles
 
 import yaml
 
@@ -58,10 +58,9 @@ class Past:
 
     def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
         """The next sample, for `add`; `at` in seconds since 1970, `per_second` in frames."""
-        returns, lengths = stats.recent_returns, stats.recent_lengths
         low = high = None
-        if len(returns) >= _FEWEST_FOR_A_BAND:
-            deciles = quantiles(returns, n=10, method="inclusive")
+        if len(stats.recent_returns) >= _FEWEST_FOR_A_BAND:
+            deciles = quantiles(stats.recent_returns, n=10, method="inclusive")
             low, high = deciles[0], deciles[-1]
         oldest = min((group.min_version for group in stats.groups.values()), default=stats.version)
         spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
@@ -72,10 +71,10 @@ class Past:
         return Sample(
             at=round(at, 1),
             per_second=round(per_second, 1),
-            mean_return=fmean(returns) if returns else None,
+            mean_return=stats.mean_return,
             return_low=low,
             return_high=high,
-            mean_length=fmean(lengths) if lengths else None,
+            mean_length=stats.mean_length,
             staleness=max(0, stats.version - max(0, oldest)),
             time_shares={name: round(seconds / total, 4) for name, seconds in grown.items() if seconds},
         )

@@ -3,6 +3,7 @@
 import io
 from dataclasses import replace
 from itertools import pairwise
+from math import inf, isnan
 
 import numpy as np
 import pytest
@@ -42,6 +43,13 @@ def test_sample_has_band_length_staleness_and_shares() -> None:
     replaced = {"cpu": group_stats(spent_s={"env": 4.0, "idle": 7.0})}
     third = past.sample(replace(stats, groups=replaced), at=102.0, per_second=0)
     assert third.time_shares == {"idle": 1.0}, "a worker that takes its time along has no negative share"
+
+
+def test_returns_of_inf_and_minus_inf_are_no_number_and_no_error() -> None:
+    stats = make_stats(recent_returns=(inf, -inf, 1.0, 2.0, 3.0), recent_lengths=(1,) * 5)
+    for told in (Past().sample(stats, at=0.0, per_second=0.0), stats.summary()):
+        assert told.mean_return is not None
+        assert isnan(told.mean_return)
 
 
 def test_log_tail_keeps_the_last_lines_with_their_fields() -> None:

@@ -1,13 +1,18 @@
 """Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back."""
 
+import asyncio
+import threading
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from cormorant_api.batches.feeder import BatchFeeder
 from cormorant_api.batches.ledger import Ledger
 from cormorant_testing.clock import Clock
 
@@ -48,6 +53,23 @@ class Books:
         assert lent is not None
         self.ledger.sent(lent.id)
         return lent.id
+
+
+def test_batch_that_was_given_back_is_freed_while_nobody_asks_for_the_next() -> None:
+    books, freed = Books(), threading.Event()
+
+    def borrow(timeout_s: float) -> FakeLoan:
+        loan = FakeLoan()
+        weakref.finalize(loan, freed.set)
+        return loan
+
+    feeder = BatchFeeder(SimpleNamespace(borrow=borrow), books.ledger)  # type: ignore[arg-type]  # its one method
+    feeder.start()
+    with feeder.demand():
+        asyncio.run(books.ledger.notifier.wait_for(lambda: books.ledger.counts().ready, timeout_s=5.0))
+    books.ledger.ack(books.lend())
+    assert freed.wait(5)
+    feeder.close()
 
 
 def test_close_returns_unread_batches_which_nobody_acknowledges_any_more() -> None:

@@ -137,8 +137,8 @@ class FleetStats:
             stepped_frames=self.stepped_frames,
             dropped=self.dropped,
             episodes=self.episodes,
-            mean_return=fmean(self.recent_returns) if self.recent_returns else None,
-            mean_length=fmean(self.recent_lengths) if self.recent_lengths else None,
+            mean_return=self.mean_return,
+            mean_length=self.mean_length,
             metric_means=self.metric_means,
             version=self.version,
             ready_workers=sum(group.ready for group in self.groups.values()),
@@ -147,6 +147,15 @@ class FleetStats:
             queued_batches=self.queued_batches,
             is_paused=self.paused,
         )
+
+    @property
+    def mean_return(self) -> float | None:
+        """None before the first episode. NaN for inf and -inf, which fmean refuses."""
+        return sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else None
+
+    @property
+    def mean_length(self) -> float | None:
+        return fmean(self.recent_lengths) if self.recent_lengths else None
 
     @property
     def metric_means(self) -> dict[str, float | None]:

@@ -5,7 +5,6 @@ import threading
 import time
 from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
-from statistics import fmean
 from typing import get_args
 
 from cormorant_contract.job import CollectorJob
@@ -95,9 +94,9 @@ class FleetMetrics:
                 show(declared.FRAMES_DROPPED, frames, reason=reason)
             for name, group in stats.groups.items():
                 self._groups[name].sample(group, is_paused=stats.paused)
-            if stats.recent_returns:
-                show(declared.RECENT_RETURN, fmean(stats.recent_returns), env=self._env)
-                show(declared.RECENT_LENGTH, fmean(stats.recent_lengths), env=self._env)
+            if stats.mean_return is not None and stats.mean_length is not None:
+                show(declared.RECENT_RETURN, stats.mean_return, env=self._env)
+                show(declared.RECENT_LENGTH, stats.mean_length, env=self._env)
             for (name, task), mean in stats.task_metric_means.items():
                 if mean is not None:
                     show(declared.EPISODE_METRIC, mean, name=name, task=task)
