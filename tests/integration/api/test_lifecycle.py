@@ -5,10 +5,11 @@ import json
 import os
 import re
 import socket
+import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin
@@ -428,19 +429,19 @@ def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest
     monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 1.0)
     monkeypatch.setattr("cormorant_api.server._UNLOCK_S", 1.0)
     folder.mkdir()
-    with closing(SmallDisk(folder)) as disk, structlog.testing.capture_logs() as logged:
+    with closing(SmallDisk(folder)) as disk, ExitStack() as thawing, structlog.testing.capture_logs() as logged:
         if not disk.is_there:
             pytest.skip("only root may mount a small file system")
         with serve(make_job(), directory=folder) as served:
             batch = served.data.get("/v1/batches/next?wait=60")
-            disk.freeze()
+            subprocess.run(["fsfreeze", "--freeze", str(folder)], check=True)
+            thawing.callback(subprocess.run, ["fsfreeze", "--unfreeze", str(folder)], check=True)
             ack = threading.Thread(target=lambda: served.data.ack(batch))
             ack.start()
             until(lambda: served.status["queue"]["acked"] == 1)
         # It has closed: nothing that it waits for would have come before the disk is thawed.
         assert served.fleet.stats().workers == ()
         ack.join(30)
-        disk.thaw()
     assert {"journal_not_closed", "lock_not_released"} <= {line["event"] for line in logged}
 
 
