@@ -135,21 +135,19 @@ def _landed_bare() -> Iterator[int]:
 
 def _landed(link: RayConnection, blocks: RayBlockPool) -> Iterator[int]:
     """Bytes of each batch as it becomes readable here."""
-    number = 0
     while True:
-        while blocks.num_made < 2:
-            number += 1
-            block_index, _ = blocks.lend(0)
-            ticket = Ticket(number=number, block_index=block_index, block_is_new=False, num_frames=0, version=0)
+        while blocks.limit - blocks.room < 2:
+            index, _ = blocks.lend(0)
+            ticket = Ticket(number=index, block_index=index, block_is_new=False, num_frames=0, version=0)
             link.send_ticket(ticket, None)
         (source,) = link.sources()
         if not select.select([source], [], [], 60.0)[0]:
             raise TimeoutError(f"no batch came within 60 s; the actor is {link.describe_doing()}")
         for message in link.receive(source):
             if isinstance(message, Sealed):
-                block = blocks.block(message.block_index)
+                block = blocks.block(message.number)
                 size = sum(array.nbytes for array in block.used_arrays().values())
-                blocks.give_back(message.block_index)
+                blocks.give_back(message.number)
                 yield size
 
 
