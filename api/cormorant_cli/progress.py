@@ -56,7 +56,7 @@ class RunPlan:
     dataset: str
     """URI; empty when frames go to the queue alone."""
     counts: Literal["frames", "episodes"] = "frames"
-    """What the run counts; an evaluation counts episodes."""
+    """Unit of the run's counts; an evaluation counts episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

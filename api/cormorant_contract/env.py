@@ -366,7 +366,7 @@ class OpenEnvEnv(EnvBlock):
     """Parameters of every reset, beside the seed."""
 
     fields: OpenEnvFields = Field(default=OpenEnvFields())
-    """What the server's schema does not say: shapes of arrays, ranges, legal actions."""
+    """Facts that the server's schema lacks: shapes of arrays, ranges, legal actions."""
 
     step_timeout_seconds: Timeout = 60
     """Time limit of one answer; a session that exceeds it is opened again."""

@@ -29,7 +29,7 @@ class Rule:
     """In place of CEL, what the API server does not check, or checks by itself."""
 
     sentence: str
-    """What is wrong and what to do, with `{self.someField}` where the value of a field belongs, and `{name}` for one of
+    """The mistake and its remedy, with `{self.someField}` where the value of a field belongs, and `{name}` for one of
     `values`."""
 
     values: Mapping[str, str | Callable[[Any], object]] = field(default_factory=dict)

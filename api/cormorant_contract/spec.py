@@ -41,13 +41,13 @@ class RunPolicy(Contract):
     pauses do not count."""
 
     on_stall: Literal["Restart", "Fail"] = "Restart"
-    """What a stall does: a new head and new workers, or failure."""
+    """Reaction to a stall: a new head and new workers, or failure."""
 
     unschedulable_after_seconds: Count32 = 600
     """Time that a pod may wait for a node before onUnschedulable acts. 0 means without limit."""
 
     on_unschedulable: Literal["Wait", "ScaleToFit", "Fail"] = "Wait"
-    """What to do when pods find no node: wait, run with the workers that fit, or fail."""
+    """Reaction when pods find no node: wait, run with the workers that fit, or fail."""
 
     max_unavailable: CountOrPercent = 1
     """Workers that a change of image or template may take away at one time: a number, or a percentage of all workers
@@ -81,7 +81,7 @@ class QueueOutput(Contract):
     """Maximum number of batches that wait for a learner."""
 
     on_full: Literal["wait", "drop_oldest"] = "wait"
-    """What happens when the queue is full. wait: workers stop stepping until a learner takes a batch. drop_oldest: the
+    """Behavior of a full queue. wait: workers stop stepping until a learner takes a batch. drop_oldest: the
     oldest batch is dropped."""
 
 
@@ -409,7 +409,7 @@ class CollectorJobSpec(Contract):
 
     @property
     def counts(self) -> Literal["frames", "episodes"]:
-        """What the target counts."""
+        """Unit of the target."""
         return "frames" if self.collection.episodes is None else "episodes"
 
     @property

@@ -14,7 +14,7 @@ from cormorant_operator import names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What Kueue adds to the pods of one pod set."""
+    """Fields that Kueue adds to the pods of one pod set."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()

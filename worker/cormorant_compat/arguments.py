@@ -34,7 +34,7 @@ Environments: TypeAlias = (
     "gymnasium.Env[Any, Any] | Sequence[gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]]"
     " | gymnasium.vector.VectorEnv[Any, Any, Any] | BaseVectorEnv | EnvPool | VectorEnv"
 )
-"""What Tianshou's collectors step: one environment, several or their makers, or a vector environment of gymnasium,
+"""Environments of Tianshou's collectors: one, several or their makers, or a vector environment of gymnasium,
 Tianshou, EnvPool or Cormorant."""
 
 

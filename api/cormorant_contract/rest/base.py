@@ -1,4 +1,4 @@
-"""What all of the REST API shares: types of JSON bodies, names of headers, media types."""
+"""Shared parts of the REST API: types of JSON bodies, names of headers, media types."""
 
 from typing import Annotated
 

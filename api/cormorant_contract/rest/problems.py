@@ -102,7 +102,7 @@ class Problem(Answer):
     status: int
     """The HTTP status."""
     detail: str = ""
-    """What happened, the values, and what to do."""
+    """The failure, the values, and the remedy."""
     instance: str = ""
     """Path of the request."""
     current_version: Version | None = None

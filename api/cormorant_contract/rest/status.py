@@ -127,7 +127,7 @@ class GroupReport(Answer):
 
 
 class InferenceReport(Answer):
-    """What a group's inference servers did in the last 10 s."""
+    """Rates of a group's inference servers over the last 10 s."""
 
     rows_per_second: float
     """Environments served per second."""
@@ -204,13 +204,13 @@ class Status(Answer):
     """Event streams that were closed because the client read too slowly."""
     started_at: Time
     desired: DesiredReport
-    """What `PUT /v1/desired` set."""
+    """Values set by `PUT /v1/desired`."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
     """Statistics by batch key, if the manifest normalizes; next/reward has those of the discounted return."""
     inference: dict[str, InferenceReport] = Field(default_factory=dict)
     """Inference servers by group; empty without servers."""
     counts: Literal["frames", "episodes"] = "frames"
-    """What `collected`, `settled` and `target` of `frames` count: an evaluation counts episodes."""
+    """Unit of `collected`, `settled` and `target` of `frames`: an evaluation counts episodes."""
 
 
 class SpacesReport(Answer):

@@ -138,7 +138,7 @@ class View:
         return tuple(name for name in sorted(found.flavors) if (name, found.admission) not in self.state.flavors)
 
     def placement(self, pod_set: str) -> Placement:
-        """What Kueue adds to pods of the head, or of a group."""
+        """Fields that Kueue adds to pods of the head, or of a group."""
         held = self.record.workload
         found = held.pod_sets.get(pod_set) if held is not None and self.may_create else None
         # Flavors are no longer read for a job without a queue.

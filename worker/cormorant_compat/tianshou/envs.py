@@ -64,7 +64,7 @@ def as_vector_env(
 
 
 def innermost(env: Any) -> Any:
-    """What is inside Tianshou's wrappers (`VectorEnvNormObs`), which hand on `step` and `reset` alone: a vector
+    """The environment inside Tianshou's wrappers (`VectorEnvNormObs`), which hand on `step` and `reset` alone: a vector
     environment of Tianshou's, or a pool of EnvPool's.
     """
     while hasattr(env, "venv"):

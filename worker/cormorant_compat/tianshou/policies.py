@@ -40,7 +40,7 @@ Noise = Callable[[Array, Any], Array]
 RandomOutputs = Callable[[Arrays], Arrays]
 
 DECIDED: Key = ("policy_action",)
-"""What a policy of Tianshou's decided, before `map_action`."""
+"""The action of a Tianshou policy before `map_action`."""
 HIDDEN = "hidden_state"
 ENTRY = "policy"
 

@@ -1,4 +1,4 @@
-"""What one `collect` did: Tianshou's CollectStats, field by field, and percentiles."""
+"""Statistics of one `collect`: Tianshou's CollectStats, field by field, and percentiles."""
 
 import pprint
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What TorchRL's batches have beside ours: flags of the frame itself, counts of steps, ids of padding, whole episodes.
+"""Keys of TorchRL's batches beside ours: flags of the frame itself, counts of steps, ids of padding, whole episodes.
 
 # R rows (environments), T steps
 """

@@ -100,7 +100,7 @@ class FleetCollector:
         place_envs(plan.makers, plan.settings.env_device)
         made = self._all_parts()
         self._usual = made[-1]
-        """What a collector that joins later has."""
+        """Parts of a collector that joins later."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
         self.requested_frames_per_batch = plan.settings.frames_per_batch
@@ -384,7 +384,7 @@ class FleetCollector:
         return list(accumulate(count, lambda last, _: next_seed(last, links), initial=seed))[1:]
 
     def state_dict(self) -> OrderedDict[str, Any]:
-        """What it takes to continue after the last batch handed out: `policy_state_dict` (modules only), `frames`,
+        """State from which to continue after the last batch handed out: `policy_state_dict` (modules only), `frames`,
         `iter`, and `fleet`, the collectors as bytes. Frames of batches that were not taken are collected again. Raises
         StateError with `trajs_per_batch`.
         """

@@ -152,7 +152,7 @@ class InProcessFleet:
 
 @contextmanager
 def _exceptions_of_environments() -> Iterator[None]:
-    """What an environment raised is the script's to see, as it was raised."""
+    """Raise an environment's exception as the environment raised it."""
     try:
         yield
     except EnvRaised as error:

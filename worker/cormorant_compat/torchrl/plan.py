@@ -1,4 +1,4 @@
-"""What a collector runs: its environments, policy, settings and seed, and the job that a fleet makes of them."""
+"""The plan of a collector: its environments, policy, settings and seed, and the job that a fleet makes of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -68,8 +68,8 @@ class CollectionPlan:
 
 
 def next_seed(seed: int, links: int) -> int:
-    """What TorchRL's `set_seed` returns after `links` environments: 0 gives 795726461, 2841183792, 2309840538. A script
-    that seeds several things in turn goes on as it did.
+    """The value that TorchRL's `set_seed` returns after `links` environments: 0 gives 795726461, 2841183792,
+    2309840538. A script that seeds several things in turn goes on as it did.
     """
     for _ in range(links):
         seed = int.from_bytes(np.random.default_rng(seed).bytes(8), "big") % ((1 << 32) - 1)

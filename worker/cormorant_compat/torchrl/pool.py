@@ -182,7 +182,7 @@ class Pool:
 
 
 class OfPool:
-    """What both forms of `MultiThreadedEnvWrapper` have; see `torchrl/env.py` for the arguments."""
+    """Shared by both forms of `MultiThreadedEnvWrapper`; see `torchrl/env.py` for the arguments."""
 
     lib = Library()
     pool: Pool

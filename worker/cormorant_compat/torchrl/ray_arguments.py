@@ -38,7 +38,7 @@ def check_class(collector_class: Any) -> None:
 def own_settings(
     collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], known: Sequence[str] = OWN
 ) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
-    """What `collector_kwargs` say: a mapping, or a list with one for each collector, of the `known` arguments. Returns
+    """Read `collector_kwargs`: a mapping, or a list with one for each collector, of the `known` arguments. Returns
     keyword arguments for all, devices of each among them (these take the place of `given`), and each collector's own
     fields of `CollectorConfig`. Raises TypeError for an argument that a collector cannot have of its own, and
     ValueError for a list of another length, a value that cannot be, or one that all collectors have otherwise.

@@ -130,7 +130,7 @@ class RayCollector(FleetCollector):
     # -- what to run -------------------------------------------------------------------------------------------
 
     def _connect(self) -> "RayEngine":
-        # Who has no Ray collector needs no Ray.
+        # Only Ray collectors need Ray.
         from cormorant_worker.fleet.ray.engine import RayEngine
 
         self._engine = RayEngine(self._ray_options)

@@ -149,7 +149,7 @@ class CollectorKeywords(TypedDict, total=False):
 
 
 class LocalKeywords(CollectorKeywords, total=False):
-    """What RayCollector has as arguments of its own, and is ignored elsewhere."""
+    """Arguments that RayCollector has in another form, and that are ignored elsewhere."""
 
     collector_class: None
     weight_recv_schemes: Mapping[str, Any] | None

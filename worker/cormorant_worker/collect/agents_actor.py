@@ -222,7 +222,7 @@ class AgentsActor:
         known = self._history.get(group.model, {})
         if (sample := group.policy.sample) is not None:
             versions = states[group.drawn].copy()
-            # What was restored may be older than all that this process has seen.
+            # A restored state may be older than all that this process has seen.
             missing = np.flatnonzero(~np.isin(versions, [*known]))
             if len(missing):
                 generator = self._random.generator

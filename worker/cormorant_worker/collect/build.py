@@ -209,7 +209,7 @@ def build_policy(
 def build_agents(
     job: CollectorJob, observation: Space, action: Space, random: RandomActor, *, device: torch.device, num_rows: int
 ) -> tuple[AgentsActor, StagedWeights]:
-    """As `build_policy`, for a manifest with policies of groups of agents."""
+    """Like `build_policy`, for a manifest with policies of groups of agents."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.spec.collection.seed)
         acting = AgentsActor(job.spec.policy, observation, action, random, device=device, num_rows=num_rows)

@@ -84,7 +84,7 @@ class RowGraphs:
             log.warning("policy_not_recorded", reason=self.refused, remedy="see compile in the guide to own policies")
 
     def _on_host(self) -> list[Any]:
-        """What a replay would not change again: random states of the host, and plain attributes of the policy."""
+        """State that a replay would not change again: random states of the host, and plain attributes of the policy."""
         plain = [value for value in _attributes(self._actor) if isinstance(value, bool | int | float | str)]
         drawn = [random.getstate(), np.random.get_state(legacy=False)["state"]]
         if self._actor.device.type != "cpu":

@@ -206,7 +206,7 @@ class Trajectories:
         )
 
     def state(self) -> dict[str, Array]:
-        """What `restore` needs to continue with the same ids."""
+        """Arrays from which `restore` continues with the same ids."""
         return {
             "next_id": np.array(self.next_id),
             "ids": self.ids.copy(),

@@ -49,7 +49,7 @@ def envpool_module() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvPoolTask:
-    """What to build: one EnvPool task with its own arguments."""
+    """One EnvPool task with its own arguments, to be built."""
 
     task_id: str
     kwargs: Mapping[str, Any]

@@ -224,7 +224,7 @@ class FlatVector:
         return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in fields])
 
     def _info_tensor(self, field: InfoField, info: Mapping[str, Any], ended: Any) -> Any:
-        """As `infos` has it, made on the device: an upload in every step would wait for it."""
+        """Like `infos`, but made on the device: an upload in every step would wait for it."""
         import torch  # the environment has imported it
 
         leaf = field.leaf

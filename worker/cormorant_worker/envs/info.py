@@ -162,7 +162,7 @@ def _fitting(key: str, value: Any, view: Array) -> Array:
 
 
 def _array(value: Any) -> Array:
-    """As numpy has it; whole numbers of more than 64 bits, for which it has no dtype, as float64."""
+    """The value as an array; whole numbers of more than 64 bits, for which numpy has no dtype, become float64."""
     array = np.asarray(value)
     is_whole = array.dtype.kind == "O" and all(isinstance(item, int) for item in array.flat)
     return array.astype(np.float64) if is_whole else array

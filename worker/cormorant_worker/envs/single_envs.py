@@ -77,7 +77,7 @@ class SingleEnvs(VectorEnv, Generic[Running]):
 
     @abstractmethod
     def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
-        """What `EnvRow.load` answers to the states of all rows, or `EnvRow.save` where there are none, by row."""
+        """By row, the answer of `EnvRow.load` to the states of all rows, or of `EnvRow.save` where there are none."""
 
     @abstractmethod
     def _end(self, row: int, running: Running) -> None: ...

@@ -94,7 +94,7 @@ _CHANGES_NO_NUMBER = (
 
 
 def subject_of(job: CollectorJob) -> dict[str, Any]:
-    """What determines an episode's numbers besides its seed, as JSON. New fields of the spec count."""
+    """Settings that determine an episode's numbers besides its seed, as JSON. New fields of the spec count."""
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None
     uris = episodes.checkpoints or ([spec.policy.initial_weights] if spec.policy.initial_weights else [])

@@ -44,7 +44,7 @@ class PlayedEpisode:
     returns: Mapping[str, float] = field(default_factory=dict)
     """By group of agents, the sum of its agents' returns; empty: the environment has no groups."""
     checkpoint: str = ""
-    """As in `PlannedEpisode`, where the job has several."""
+    """URI of the checkpoint, as in `PlannedEpisode`, where the job has several."""
 
     @property
     def key(self) -> str:

@@ -209,7 +209,7 @@ class BatchQueue:
             heappush(self.backlog, (complete.number, self._loan_of(complete)))
 
     def _loan_of(self, round_: Round) -> Loan:
-        """What has landed of a round, in the order of the workers' slots."""
+        """The parts of a round that have landed, in the order of the workers' slots."""
         landed: list[tuple[LoanPart, Sealed]] = [part for _, part in sorted(round_.landed.items())]
         acted = [sealed.min_version for _, sealed in landed if sealed.min_version != RANDOM_VERSION]
         moments = [sealed.moments for _, sealed in landed if sealed.moments is not None]

@@ -1,4 +1,4 @@
-"""What the fleet's thread waits for: its waker, the connections of all workers, and slow work in other threads."""
+"""Events for the fleet's thread: its waker, the connections of all workers, and slow work in other threads."""
 
 import os
 import queue
@@ -140,7 +140,7 @@ class BackgroundTasks:
             time.sleep(_POLL_S)
         for _ in self._threads:
             self._jobs.put(None)
-        # What they did last holds descriptors of workers until they have ended.
+        # Their last jobs hold descriptors of workers until the threads have ended.
         deadline = time.monotonic() + _ENDING_S
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))

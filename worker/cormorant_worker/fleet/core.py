@@ -48,7 +48,7 @@ class FleetCore:
         self.changed = threading.Condition()
         """Guards all parts of the fleet; notified at every turn of its thread."""
         self.ready: Ready | None = None
-        """What the first worker told, once memory and dataset are laid out."""
+        """The first worker's report, once memory and dataset are laid out."""
         collection, queue = job.spec.collection, job.spec.output.queue
         self.waker, self.events = Waker(), Events()
         self.background, self.connections = BackgroundTasks(self.waker.wake), Connections(self.waker)
@@ -61,7 +61,7 @@ class FleetCore:
         self.found_frames = options.floor_frames
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         self.inherited_frames = 0
-        """Those of them that workers' pods or consumers told of; see `inherit`."""
+        """The part of them that workers' pods or consumers reported; see `inherit`."""
         # What only some fleets have is imported by these alone: pyarrow takes a while to load.
         if collection.episodes is not None:
             from cormorant_worker.evaluation import book

@@ -53,7 +53,7 @@ class FleetState:
     `normalize`."""
 
     def publishes(self, *, after: int) -> dict[int, WeightsBlob]:
-        """What a fleet whose last version is `after` publishes, oldest first, to act as this one did; empty: it has
+        """Publishes after which a fleet whose last version is `after` acts as this one did, oldest first; empty: it has
         newer weights. Where the past is not newer, the newest weights of each model are one publish. Raises
         WeightsError.
         """

@@ -71,7 +71,7 @@ class Scheduler:
         """Frames that are asked for and not accepted yet."""
         self._open: dict[int, Round] = {}
         self._pending: dict[int, Round] = {}
-        """Those of them in which members have no ticket."""
+        """Open rounds in which members have no ticket."""
         self._next_number = 0
         self._last_number: dict[SlotKey, int] = {}
         """The last round that each worker got a ticket of, in async mode."""

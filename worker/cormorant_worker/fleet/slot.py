@@ -97,7 +97,7 @@ class Slot:
     warmup_frames: int | None = None
     """Random frames still to collect; None until its first worker starts."""
     warmup_share: int = 0
-    """What it owed first."""
+    """Random frames that it owed at first."""
     # Inference: see `InferenceServers`.
     address: ServerAddress | None = None
     """Address of its server; None: not reported yet."""

@@ -27,7 +27,7 @@ class Slots:
         self.collecting: tuple[Slot, ...] = ()
         """Wanted slots whose workers step environments, in the order of the manifest's groups."""
         self.serving: tuple[Slot, ...] = ()
-        """Those of inference servers."""
+        """Wanted slots of inference servers."""
         self.sizes: Mapping[str, int] = {}
         """Wanted slots by group."""
         self._in: dict[SlotState, dict[Slot, None]] = {state: {} for state in SlotState}

@@ -197,8 +197,8 @@ class PolicyActor:
     def act_tensors(
         self, obs: Sequence[torch.Tensor], states: Sequence[torch.Tensor], is_init: torch.Tensor
     ) -> list[torch.Tensor]:
-        """As `act`, for tensors on the policy's device, without the host. Returns actions, outputs and states one after
-        the other, in any dtype that can be stored; only if `can_act_tensors`.
+        """Like `act`, for tensors on the policy's device, without the host. Returns actions, outputs and states in this
+        order, in any dtype that can be stored; only if `can_act_tensors`.
         """
         if self.normalizer is not None:
             obs = self.normalizer.on_tensors(obs)

@@ -86,7 +86,7 @@ class DatasetDescription:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
-        """What a rerun would store differently: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
+        """Values that a rerun would store differently: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
         ours, theirs = self._compared(), new._compared()
         found = []
         for name in dict.fromkeys((*ours, *theirs)):

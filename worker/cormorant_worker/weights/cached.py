@@ -1,4 +1,4 @@
-"""What a worker's pod keeps for the next head, weights and a count: the actor dies with its head's Ray cluster, the
+"""Weights and a count that a worker's pod keeps for the next head: the actor dies with its head's Ray cluster, the
 pod does not.
 
     FOLDER/settled       "2 81920": the head of epoch 2 said that 81,920 frames are not collected again

@@ -114,8 +114,8 @@ class Runtime:
                 weights.offer(offered, version=version, statistics=statistics)
             finally:
                 weights.note_seen(version)  # refused or not: a ticket that came with it goes on
-            # Who waits for a ticket, or for rows, need not get one to let new weights act. Otherwise the thread that
-            # acts will see them when it is done; outside it holds the lock for a moment only.
+            # New weights act at once in a worker that waits for a ticket, or for rows. Otherwise the thread that acts
+            # will see them when it is done; outside it holds the lock for a moment only.
             if self._boundary.acquire(timeout=_MOMENT_S):
                 try:
                     weights.apply()

@@ -125,7 +125,7 @@ def _pair() -> tuple[MessageSocket, socket.socket]:
 
 
 def _whole_messages(channel: MessageSocket) -> tuple[list[object], bool]:
-    """What has come whole, a bounded number of messages; and whether the other end is gone."""
+    """Messages that arrived whole, a bounded number of them; and whether the other end is gone."""
     messages: list[object] = []
     try:
         while len(messages) < _MOST_MESSAGES:

@@ -21,7 +21,7 @@ _CONNECT_S = 10.0
 _lock = threading.Lock()
 """Guards `_holders`, and connecting."""
 _holders: "set[RayCluster]" = set()
-"""Those who hold the process's connection, where a fleet of it made one: the last of them ends it."""
+"""Holders of the process's connection, where one of its fleets made it: the last of them ends it."""
 
 
 class RayCluster:

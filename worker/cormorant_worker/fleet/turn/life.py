@@ -66,7 +66,7 @@ class SlotLife:
         self.seed = core.job.spec.collection.seed
         """Workers that start from now on derive their streams from it."""
         self.num_tickets = 0
-        """Those that workers hold, or held when they ended and are not accounted for."""
+        """Tickets that workers hold, or held when they ended and are not accounted for."""
         self._core = core
 
     @property

@@ -26,9 +26,9 @@ log = structlog.get_logger()
 
 _POLL_S = 0.2
 _TURN_S = 0.001
-"""What has come is dealt with for so long at once; then callers may have the condition."""
+"""Longest time in which one turn handles messages; then callers may have the condition."""
 _MOST_OFFERS = 48
-"""In one turn."""
+"""Offers of weights in one turn."""
 _BREATH_S = 0.0002
 _ENDING_S = 10.0
 _CLOCK_EVERY = 16

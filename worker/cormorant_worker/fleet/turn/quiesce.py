@@ -201,7 +201,7 @@ class Quiesce:
         return tuple(sorted(handle.name for handle in reseeded))
 
     def call(self, call: messages.Call) -> dict[str, bytes]:
-        """What a function returns in each worker, pickled. Between batches."""
+        """Call a function in each worker between batches, and return its results, pickled."""
         core = self._core
         if core.scheduler.is_done or not core.slots.is_complete:
             raise FleetError("this fleet has collected all its frames, and its workers have ended")
