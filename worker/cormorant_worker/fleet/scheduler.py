@@ -173,11 +173,11 @@ class Scheduler:
             remaining, share, rest = self.remaining_frames, self.frames_per_batch, 0
             if remaining is not None and remaining < share * len(self.held):
                 share, rest = divmod(max(remaining, 0), len(self.held))
-            if not (share or rest):
+            frames = {slot: n for i, slot in enumerate(sorted(self.held)) if (n := share + (i < rest))}
+            if not frames:
                 return granted
-            frames = {slot: share + (i < rest) for i, slot in enumerate(sorted(self.held))}
-            opened = self._open_round({slot: count for slot, count in frames.items() if count})
-            opened.pending.update(opened.frames)
+            opened = self._open_round(frames)
+            opened.pending.update(frames)
             self._pending[opened.number] = opened
 
     def _next_waiting(self, depth: int) -> SlotKey | None:
