@@ -272,8 +272,8 @@ LONG = 30
 
 
 class Coin(gymnasium.Env[Any, Any]):
-    """Each episode takes 1 step with a probability of `short`, else LONG steps: who gives the next episode to whoever
-    has ended one first finds far more short ones.
+    """Each episode takes 1 step with a probability of `short`, else LONG steps: a collector that gives the next episode
+    to the environment that ends one first finds far more short ones.
     """
 
     observation_space = gymnasium.spaces.Box(0, LONG, (1,), np.float32)

@@ -43,7 +43,7 @@ def to_a_pod(happens: Callable[[World, str], None]) -> Any:
 
 
 def edits(**changes: st.SearchStrategy[Any]) -> Any:
-    """A rule by which somebody changes one field of the spec."""
+    """A rule that changes one field of the spec."""
 
     def edited(self: Any, **changed: Any) -> None:
         self.world.edit(**changed)

@@ -232,7 +232,7 @@ def test_rays_end_is_explained_beside_the_count(tmp_path: Path) -> None:
         explain(path, "Ray has ended")
         assert path.read_text() == then
     assert read_termination_path({}) is None
-    explain(None, "nobody reads it")
+    explain(None, "not written")
     assert read_termination_path({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")
 
 

@@ -1,5 +1,5 @@
-"""A schedule on either door: what happens to workers, whoever asks them. Control calls have a limit, and a world may
-have a small disk of its own, which fills up and is freed.
+"""Shared by schedules over REST and in this process: failures of workers, control calls with a time limit, and a small
+disk of the world's own, which fills up and is freed.
 """
 
 import os
