@@ -89,7 +89,11 @@ class Namespace:
         return sorted(item["metadata"]["name"] for item in self.items(kind, selector))
 
     def until(self, is_so: Callable[[], object], *, what: str, within_s: float = 30.0) -> float:
-        return until(is_so, seconds=within_s, what=what)
+        try:
+            return until(is_so, seconds=within_s, what=what)
+        except AssertionError as late:
+            events = self("get", "events", "--sort-by=.lastTimestamp", check=False)
+            raise AssertionError(f"{late}; the last events of {self.name}:\n{events[-2000:]}") from None
 
     # -- what a kubelet would say ------------------------------------------------------------------------------
 
