@@ -16,7 +16,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.weights.staged import TensorSpec
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import (
     Applied,

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from cormorant_worker.wire.messages import MessageSocket
+from cormorant_worker.wire import MessageSocket
 
 WORKERS = "cormorant_worker.fleet.local.worker_main"
 ENVIRONMENTS = "cormorant_worker.envs.child"

@@ -36,7 +36,7 @@ from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.fleet.batch_file import encode
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}

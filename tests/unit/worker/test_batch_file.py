@@ -12,7 +12,7 @@ from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.block import Block
 from cormorant_worker.fleet.batch_file import encode
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 
 CASES: list[dict[str, Any]] = [
     {"num_envs": 3, "lengths": (3, 1, 7), "ends": "alternate"},

@@ -28,7 +28,7 @@ from cormorant_worker.inference.server import Gathering, InferenceServer, Served
 from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
-from cormorant_worker.wire.messages import MessageSocket
+from cormorant_worker.wire import MessageSocket
 
 OBS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = gymnasium.spaces.Discrete(1000)

@@ -8,7 +8,7 @@ from contextlib import closing
 import pytest
 
 from cormorant_worker.fleet.connections import Waker
-from cormorant_worker.wire.messages import MessageSocket, PeerGone
+from cormorant_worker.wire import MessageSocket, PeerGone
 
 
 def pair(key: bytes = b"") -> tuple[MessageSocket, MessageSocket]:

@@ -12,7 +12,7 @@ from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.slot import SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.messages import Reply, Request
 
 

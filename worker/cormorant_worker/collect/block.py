@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.spaces import Array, Arrays, Leaf, put
-from cormorant_worker.wire.memory import ArrayCursor, size_of
+from cormorant_worker.wire import ArrayCursor, size_of
 
 _CARRIED = ("observation", "state")
 TASK_ID = Leaf(key=("task_id",), shape=(), dtype=np.dtype(np.int64))

@@ -29,7 +29,7 @@ from cormorant_worker.envs.env_row import EnvArrays
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.spaces import Array, Space
-from cormorant_worker.wire.memory import ArrayCursor
+from cormorant_worker.wire import ArrayCursor
 
 STEP, RESET = (b"0", b"1"), (b"r", b"R")
 """Step or reset, and write into this side."""

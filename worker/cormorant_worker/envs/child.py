@@ -13,7 +13,7 @@ from cormorant_worker.envs.channel import LOAD, MAP, NO_SEED, RESET, SAVE, STEP,
 from cormorant_worker.envs.env_row import Crash, EnvRow
 from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.fork_server import run
-from cormorant_worker.wire.messages import MessageSocket, PeerGone
+from cormorant_worker.wire import MessageSocket, PeerGone
 
 _STEP_SIDES, _RESET_SIDES = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
 

@@ -32,7 +32,7 @@ from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.single_envs import SingleEnvs
 from cormorant_worker.fork_server import ENVIRONMENTS, fork_server
 from cormorant_worker.spaces import Arrays
-from cormorant_worker.wire.messages import MessageSocket
+from cormorant_worker.wire import MessageSocket
 
 log = structlog.get_logger(__name__)
 

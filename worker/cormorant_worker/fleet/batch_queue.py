@@ -20,7 +20,7 @@ from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.weights.staged import RANDOM_VERSION
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.messages import Sealed
 
 if TYPE_CHECKING:

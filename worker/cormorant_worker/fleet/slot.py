@@ -23,7 +23,7 @@ from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
 

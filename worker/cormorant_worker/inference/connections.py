@@ -28,8 +28,7 @@ from cormorant_worker.inference.address import ServerAddress, this_machine
 from cormorant_worker.inference.mailbox import HEADER, Header, MailboxLayout, MailboxSlot
 from cormorant_worker.spaces import Array, Arrays, Space
 from cormorant_worker.weights.staged import WeightSpecs
-from cormorant_worker.wire.memory import ArrayCursor, SharedMemory
-from cormorant_worker.wire.messages import MOST_VIEWS, MessageSocket, advance
+from cormorant_worker.wire import MOST_VIEWS, ArrayCursor, MessageSocket, SharedMemory, advance
 
 LOOK_S = 0.5
 """Interval at which a worker that waits for a server checks whether to pause or stop."""

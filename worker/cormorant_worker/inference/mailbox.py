@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from cormorant_worker.spaces import Array, Arrays, Leaf
-from cormorant_worker.wire.memory import ArrayCursor
+from cormorant_worker.wire import ArrayCursor
 
 HEADER = struct.Struct("=qqII")
 """A `Header` as bytes."""

@@ -28,7 +28,7 @@ from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlo
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
-from cormorant_worker.wire.memory import ArrayCursor, SharedMemory
+from cormorant_worker.wire import ArrayCursor, SharedMemory
 
 log = structlog.get_logger()
 

@@ -23,7 +23,7 @@ from cormorant_worker.errors import MalformedWeights, StateError, WeightsError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 
 _TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}

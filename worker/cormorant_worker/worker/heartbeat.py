@@ -9,7 +9,7 @@ import numpy as np
 from cormorant_worker.collect.timing import spent_ns
 from cormorant_worker.heartbeat_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
 from cormorant_worker.spaces import Array
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 
 
 class Phase(IntEnum):

@@ -1,6 +1,6 @@
 """A worker's runtime: one collector, its sink, and the replies to its fleet. Independent of the transport.
 
-One thread steps; other threads answer requests. `worker.py` gives it sockets and shared memory, the Ray
+One thread steps; other threads answer requests. `worker_main.py` gives it sockets and shared memory, the Ray
 actor gives it calls and objects.
 """
 

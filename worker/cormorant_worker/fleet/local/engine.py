@@ -16,8 +16,7 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server
-from cormorant_worker.wire.memory import SharedMemory
-from cormorant_worker.wire.messages import MessageSocket
+from cormorant_worker.wire import MessageSocket, SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Request, Start, Ticket
 

@@ -17,8 +17,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.fork_server import run
 from cormorant_worker.inference.connections import listen
-from cormorant_worker.wire.memory import SharedMemory
-from cormorant_worker.wire.messages import MessageSocket, PeerGone
+from cormorant_worker.wire import MessageSocket, PeerGone, SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat
 from cormorant_worker.worker.messages import Applied, Reply, Start, Ticket
 from cormorant_worker.worker.runtime import Runtime, WorkerRuntime, describe_failure, forward_logs

@@ -28,7 +28,7 @@ from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import Settled
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Ticket
 

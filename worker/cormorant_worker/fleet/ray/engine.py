@@ -18,7 +18,7 @@ from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayBlockPool, RayConnection
 from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
-from cormorant_worker.wire.memory import SharedMemory
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.messages import Start
 
 

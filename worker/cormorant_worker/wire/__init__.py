@@ -1,1 +1,0 @@
-"""Communication between processes of one machine: arrays over one buffer, and sockets with messages and descriptors."""
