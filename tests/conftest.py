@@ -71,8 +71,8 @@ def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine, which outlives the fleets on it."""
     import ray
 
+    from cormorant_worker.fleet.options import RayOptions
     from cormorant_worker.fleet.ray.cluster import RayCluster
-    from cormorant_worker.fleet.ray.options import RayOptions
 
     cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
     assert ray.is_initialized()

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from cormorant_contract.job import CollectorJob
     from cormorant_worker.collect.collector import Collector
     from cormorant_worker.evaluation.results import ResultTable
-    from cormorant_worker.fleet.options import FleetOptions
-    from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.fleet.options import FleetOptions, RayOptions
     from cormorant_worker.launch import load_job, make_collector, open_fleet
     from cormorant_worker.local_fleet import LocalFleet
     from cormorant_worker.run_evaluation import evaluate
@@ -58,7 +57,7 @@ _HOMES = {
     "FleetOptions": "cormorant_worker.fleet.options",
     "LearnerLink": "cormorant_client",
     "LocalFleet": "cormorant_worker.local_fleet",
-    "RayOptions": "cormorant_worker.fleet.ray.options",
+    "RayOptions": "cormorant_worker.fleet.options",
     "Receipt": "cormorant_contract.fleet",
     "Shard": "cormorant_contract.fleet",
     "ResultTable": "cormorant_worker.evaluation.results",

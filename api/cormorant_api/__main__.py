@@ -22,7 +22,7 @@ from cormorant_api.settings import HeadSettings, listen_early
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.logs import LogContext, configure_logs
-from cormorant_worker.termination_message import explain
+from cormorant_worker.pod_files import PodFile, explain_end
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (HeadFault, CormorantError) as error:
         code = exit_code_of(error)
         log.critical("head_refused" if code == EXIT_REFUSED else "head_failed", reason=str(error), exit_code=code)
-        explain(given.termination_message_file, str(error), frames=given.floor_frames)
+        explain_end(given.termination_message_file, str(error), frames=given.floor_frames)
         return code
     log.info("head_ended", reason=end)
     return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
@@ -102,9 +102,8 @@ def _engine(given: argparse.Namespace, should_stop: "Callable[[], bool]") -> "En
     if given.fleet == "local":
         return None
     try:
+        from cormorant_worker.fleet.options import RayOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
-        from cormorant_worker.fleet.ray.options import RayOptions
-        from cormorant_worker.fleet.ray.pod_files import PodFile
     except ImportError as error:
         raise HeadFault(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"

@@ -22,12 +22,10 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.connection import RayBlockPool, RayConnection
-from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.ray.engine import RayBlockPool, RayConnection, RayEngine
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.weights.cached import NOTHING_SETTLED

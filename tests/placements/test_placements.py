@@ -23,8 +23,7 @@ from cormorant_testing.placements.echo_jax import EchoFunctions
 from cormorant_testing.placements.plain_loop import PlainLoop
 from cormorant_testing.placements.witness import build_policy
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
 from cormorant_worker.local_fleet import LocalFleet
 

@@ -36,8 +36,7 @@ from cormorant_worker.scripted import EnvChoice, Mode, PolicyChoice, Scripted, V
 
 if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
-    from cormorant_worker.fleet.options import FleetOptions
-    from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.fleet.options import FleetOptions, RayOptions
     from cormorant_worker.fleet.transport import Engine
     from cormorant_worker.local_fleet import LocalFleet
 

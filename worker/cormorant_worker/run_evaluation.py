@@ -24,7 +24,7 @@ from cormorant_worker.scripted import SCRIPT_ENV, EnvChoice, PolicyChoice, Vecto
 from cormorant_worker.weights.blob import in_models, to_bytes
 
 if TYPE_CHECKING:
-    from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.fleet.options import RayOptions
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 

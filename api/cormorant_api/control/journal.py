@@ -15,7 +15,7 @@ from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_durably
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
-from cormorant_worker.termination_message import encode
+from cormorant_worker.pod_files import termination_message
 
 log = structlog.get_logger()
 
@@ -238,6 +238,6 @@ class Journal:
         if self._message < 0:
             return
         # Pad with blanks instead of truncating: a truncated file would be empty for a moment.
-        text = encode(self.settled_frames, self._reason).ljust(self._width)
+        text = termination_message(self.settled_frames, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._message, text, 0)

@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from cormorant_api.server import HeadServer
     from cormorant_api.settings import HeadSettings
     from cormorant_worker.fleet.fleet import WorkerFleet
-    from cormorant_worker.fleet.options import FleetOptions
-    from cormorant_worker.fleet.ray.options import RayOptions
+    from cormorant_worker.fleet.options import FleetOptions, RayOptions
     from cormorant_worker.fleet.stats import FleetStats
     from cormorant_worker.fleet.transport import Engine
 
@@ -149,7 +148,7 @@ class Site:
 
     def ray_options(self) -> "RayOptions | None":
         """The Ray cluster; None: this machine."""
-        from cormorant_worker.fleet.ray.options import RayOptions
+        from cormorant_worker.fleet.options import RayOptions
 
         return None if self.fleet == "local" else RayOptions(address=self.ray_address or None)
 

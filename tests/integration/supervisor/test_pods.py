@@ -20,7 +20,7 @@ from cormorant_testing.pods import TOKEN, Pod, head_pod, tokens_file, worker_pod
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, weights_file
-from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
+from cormorant_worker.pod_files import ACTOR_TITLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

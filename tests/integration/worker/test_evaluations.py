@@ -20,8 +20,8 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
+from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.run_evaluation import evaluation_job, run_evaluation
 
 

@@ -17,10 +17,9 @@ from cormorant_testing.scripts import of_session, run_script, start_script, unti
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions, actor_options
+from cormorant_worker.fleet.ray.engine import RayEngine, actor_options
 from cormorant_worker.local_fleet import LocalFleet
 
 NO_CPUS = RayOptions(num_cpus=0)
@@ -138,7 +137,7 @@ def test_two_fleets_share_one_ray_cluster() -> None:
         from cormorant_worker.fleet.fleet import WorkerFleet
         from cormorant_worker.fleet.options import FleetOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
-        from cormorant_worker.fleet.ray.options import RayOptions
+        from cormorant_worker.fleet.options import RayOptions
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
         first = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         second = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))

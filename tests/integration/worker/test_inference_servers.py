@@ -16,10 +16,8 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.ray.connection import RayConnection
-from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.options import FleetOptions, RayOptions
+from cormorant_worker.fleet.ray.engine import RayConnection, RayEngine
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.messages import Listening, Start
 

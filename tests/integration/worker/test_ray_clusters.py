@@ -28,7 +28,7 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import load_job
 from cormorant_worker.local_fleet import LocalFleet

@@ -16,13 +16,12 @@ from cormorant_contract.metrics import METRICS
 from cormorant_testing.scripts import environment, run_script, until
 from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.errors import SupervisorRefused
-from cormorant_worker.fleet.ray.pod_files import PodFile
+from cormorant_worker.pod_files import PodFile, explain_end
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
-from cormorant_worker.termination_message import explain
 from cormorant_worker.worker.heartbeat import Heartbeat
 
 WORKER = {
@@ -199,7 +198,7 @@ def supervise(folder: Path, ray: str, *command: str, **given: str) -> "subproces
 
 RAY = """
 import sys, time
-from cormorant_worker.fleet.ray.pod_files import report_blocked
+from cormorant_worker.pod_files import report_blocked
 print("Ray runtime started.", flush=True)
 report_blocked("device cuda was requested; set its device: cpu")
 time.sleep(600)
@@ -220,7 +219,7 @@ def test_worker_without_a_device_ends_its_pod_with_a_sentence(tmp_path: Path) ->
 
 def test_rays_end_is_explained_beside_the_count(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
-    explain(path, "Ray has ended", frames=70)
+    explain_end(path, "Ray has ended", frames=70)
     assert path.read_text() == '{"frames": 70, "reason": "Ray has ended"}'
     for left, then in (
         ('{"frames": 7}', '{"frames": 7, "reason": "Ray has ended"}'),
@@ -229,10 +228,10 @@ def test_rays_end_is_explained_beside_the_count(tmp_path: Path) -> None:
         ("[]", "[]"),
     ):
         path.write_text(left)
-        explain(path, "Ray has ended")
+        explain_end(path, "Ray has ended")
         assert path.read_text() == then
     assert read_termination_path({}) is None
-    explain(None, "not written")
+    explain_end(None, "not written")
     assert read_termination_path({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.ray.connection import RayBlockPool
+from cormorant_worker.fleet.ray.engine import RayBlockPool
 from cormorant_worker.spaces import Leaf
 
 LAYOUT = Layout(

@@ -7,7 +7,7 @@ from typing import Any
 
 from cormorant_compat.torchrl.settings import MEANINGLESS, broadcast, exploration_of, limit, read_settings
 from cormorant_contract.sentences import did_you_mean
-from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.options import RayOptions
 
 _CLASSES = (
     "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",

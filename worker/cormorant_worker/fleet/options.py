@@ -1,7 +1,8 @@
-"""Options of a fleet beyond the manifest: sizes, devices, time limits."""
+"""Options of a fleet beyond the manifest: sizes, devices, time limits; and on Ray. Does not import Ray."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
@@ -68,6 +69,41 @@ class FleetOptions:
             from cormorant_worker.collect.place import find_device  # imports torch
 
             find_device(self.storing_device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """Options of a fleet on a Ray cluster, in addition to `FleetOptions`."""
+
+    address: str | None = None
+    """None: start a cluster on this machine, and stop it with the fleet. "auto" or "host:port": connect to a running
+    one; tokens are read from RAY_AUTH_MODE and RAY_AUTH_TOKEN. An existing connection of the process is kept."""
+    num_cpus: float | None = None
+    """CPUs that each worker requests; None: those of its group's `resources`, else 1. None also means no CPUs in a
+    cluster that the fleet starts, and with `slot_resources`."""
+    num_gpus: float | None = None
+    """GPUs that each worker requests; None: those of its group's `resources`, else 1 with `device: gpu`; none with
+    `slot_resources`."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources that each worker requests."""
+    slot_resources: bool = False
+    """Worker `cpu-0` requests 1 of the resource `slot:cpu-0`, which only its pod offers, and may use the whole pod. It
+    requests CPUs and GPUs only where `num_cpus` and `num_gpus` say so."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """Ray's runtime environment of each worker; not needed for code that all nodes have. If the process is already
+    connected, folders must be URIs, because Ray uploads local folders only when it connects."""
+    actors: Sequence[Mapping[str, Any]] = ()
+    """Further `ray.remote` options for each worker's actor, by the worker's index; workers past the end get none. They
+    override the other options. In a cluster that the fleet starts, no CPUs are requested. May grow while the fleet
+    runs."""
+    init: Mapping[str, Any] = field(default_factory=dict)
+    object_store_bytes: int | None = None
+    """Memory for batches in a cluster that the fleet starts, at least 78,643,200; None: Ray's default, 30 % of the
+    machine's memory."""
+
+    def __post_init__(self) -> None:
+        refuse_empty(ManifestError, address=self.address, object_store_bytes=self.object_store_bytes)
+        check_types(ManifestError, RayOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

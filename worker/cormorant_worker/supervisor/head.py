@@ -13,12 +13,11 @@ from pathlib import Path
 
 import structlog
 
-from cormorant_worker.fleet.ray.pod_files import PodFile
+from cormorant_worker.pod_files import PodFile, explain_end
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import has_starved
 from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
-from cormorant_worker.termination_message import explain
 
 log = structlog.get_logger()
 
@@ -97,5 +96,5 @@ def _explain_end(ray: Child, last_words: Path | None, *, is_ready: bool) -> int:
     else:
         reason = f"Ray is not running for this head: it ended with code {code}"
     log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
-    explain(last_words, reason)
+    explain_end(last_words, reason)
     return _STARVED if is_starved else _FAILED

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cormorant_worker.errors import SupervisorRefused
-from cormorant_worker.fleet.ray.pod_files import PodFile
+from cormorant_worker.pod_files import PodFile
 
 _Value = TypeVar("_Value")
 

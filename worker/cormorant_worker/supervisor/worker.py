@@ -15,7 +15,7 @@ import psutil
 import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused
-from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE, PodFile
+from cormorant_worker.pod_files import ACTOR_TITLE, PodFile
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodState

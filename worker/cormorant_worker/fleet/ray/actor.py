@@ -28,8 +28,8 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.connections import Waker
-from cormorant_worker.fleet.ray.pod_files import PodFile, report_blocked
 from cormorant_worker.inference.connections import listen
+from cormorant_worker.pod_files import PodFile, report_blocked
 from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import CachedWeights, Settled
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase

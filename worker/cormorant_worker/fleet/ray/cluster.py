@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from cormorant_worker.errors import FleetError, FleetInterrupted
-from cormorant_worker.fleet.ray.options import RayOptions, describe_resources
+from cormorant_worker.fleet.options import RayOptions
 
 _CONNECT_S = 10.0
 
@@ -129,6 +129,11 @@ class RayCluster:
                 self.has_connected = False
                 if not _holders:
                     ray.shutdown()
+
+
+def describe_resources(resources: Mapping[str, float]) -> str:
+    """Amounts as text: "CPU: 4, GPU: 1", without those that are 0."""
+    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if amount) or "nothing"
 
 
 def disconnect() -> None:

@@ -1,25 +1,289 @@
-"""The engine of a Ray cluster: worker actors, batches in the object store."""
+"""The engine of a Ray cluster: worker actors, batches in the object store.
 
+Results arrive in Ray's threads, which only put them into the inbox. The fleet's thread handles them.
+"""
+
+import os
+import signal
 import sys
-from collections.abc import Callable
-from dataclasses import replace
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 import ray
+import structlog
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.block import Layout
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import ManifestError
-from cormorant_worker.fleet.options import FleetOptions, default_workers
-from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.fleet.ray.cluster import RayCluster
-from cormorant_worker.fleet.ray.connection import ObjectPayload, RayBlockPool, RayConnection
-from cormorant_worker.fleet.ray.options import RayOptions, actor_options, describe_resources
+from cormorant_worker.errors import FleetError, ManifestError
+from cormorant_worker.fleet.connections import Waker
+from cormorant_worker.fleet.options import FleetOptions, RayOptions, default_workers
+from cormorant_worker.fleet.ray.actor import GROUPS, News, WorkerActor
+from cormorant_worker.fleet.ray.cluster import RayCluster, describe_resources
+from cormorant_worker.fleet.transport import Payload, Source
+from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.wire import SharedMemory
-from cormorant_worker.worker.messages import Start
+from cormorant_worker.worker.heartbeat import Phase
+from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Start, Ticket
+
+log = structlog.get_logger()
+
+_GPU = "nvidia.com/gpu"
+_PREEMPTION = 2
+"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
+_SILENT_S = 10.0
+"""Without a heartbeat, after which a worker cannot be taken to be waiting."""
+_USABLE = 0.8
+"""Share of the object store for batches: the rest is for weights and for objects that are being freed."""
+
+
+@dataclass(slots=True)
+class ObjectPayload:
+    """Bytes in the object store."""
+
+    reference: Any
+    size_bytes: int
+
+
+class RayBlockPool:
+    """The memory of batches: objects in Ray's store, mapped without copies. At most `limit` blocks, counting those that
+    workers fill or have filled, and those that consumers hold.
+    """
+
+    def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
+        self._layout = layout
+        self._store_bytes = store_bytes
+        self._next = 0
+        self._lent: dict[int, Block | None] = {}
+        self.limit = 0
+        self.resize(limit, at_least=1)
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        size_bytes = self._layout.size_bytes
+        most = int(_USABLE * self._store_bytes) // size_bytes
+        if most < at_least:
+            raise FleetError(
+                f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
+                f"and {at_least} of them must fit into {_USABLE:.0%} of it; give it more memory "
+                "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+            )
+        self.limit = min(limit, most)
+
+    @property
+    def room(self) -> int:
+        return max(0, self.limit - len(self._lent))
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        if not self.room:
+            raise FleetError(f"all {self.limit} batch slots are in use")
+        self._next += 1
+        self._lent[self._next] = None
+        return self._next, None
+
+    def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
+        """Add a ticket's arrays, which are mapped in this process."""
+        block = Block(self._layout, arrays={name: writable(array) for name, array in arrays.items()})
+        block.num_rows, block.num_ends = num_rows, num_ends
+        self._lent[block_index] = block
+
+    def give_back(self, block_index: int) -> None:
+        self._lent.pop(block_index, None)  # the object goes with the last view of it; the pool may be closed
+
+    def forget(self, pid: int) -> None:
+        """Has no effect: a worker that is gone has mapped nothing."""
+
+    def block(self, block_index: int) -> Block:
+        block = self._lent[block_index]
+        assert block is not None, block_index
+        return block
+
+    def memory(self, block_index: int) -> SharedMemory | None:
+        return None  # the object store's memory is Ray's
+
+    def close(self) -> None:
+        self._lent.clear()
+
+
+class RayConnection:
+    def __init__(
+        self,
+        place: WorkerPlace,
+        handle: Any,
+        demand: str,
+        *,
+        cluster: RayCluster,
+        blocks: Callable[[], RayBlockPool],
+        settled: Callable[[], Settled],
+    ) -> None:
+        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words; `blocks`: where arrays
+        that arrive go; `settled`: what the worker's pod keeps for the next head.
+        """
+        self.place = place
+        self.pid = 0
+        self.frames = 0
+        self.spent_ns = (0,) * len(ACTIVITIES)
+        self.is_open = True
+        self._phase = Phase.IMPORTING
+        self.handle = handle
+        self._demand, self._cluster, self._blocks, self._settled = demand, cluster, blocks, settled
+        self._node_id = ""
+        self._turns = count()
+        self._batches: deque[tuple[Ticket, Any, Future[Any]]] = deque()
+        """Tickets on their way; references to what was sealed and its arrays, kept until these are mapped here; and
+        both, once they are local."""
+        self._news = Waker()
+        """Set while something is in the inbox."""
+        self._inbox: deque[Future[Any]] = deque()
+        self._last_heartbeat = time.monotonic()
+        self._landed_frames = 0
+        self._end = ""
+        self._is_dead = False
+        """Ray says so: the process id may be another's by now."""
+        self._expect(self.handle.listen.remote(self._settled()))
+
+    # -- what is known -----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """The worker's phase as of its last heartbeat; without a heartbeat it does not count as waiting."""
+        is_silent = time.monotonic() - self._last_heartbeat > _SILENT_S
+        return Phase.STEPPING if is_silent and self._phase in (Phase.WAITING, Phase.STORING) else self._phase
+
+    def describe_doing(self) -> str:
+        """The worker's activity in words; before it has begun, the likely reason."""
+        if self.pid:
+            return self.phase.name.lower()
+        return f"not placed: it asks for {self._demand}; Ray has {self._cluster.describe()}"
+
+    def describe_end(self) -> str:
+        return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
+
+    # -- listening ---------------------------------------------------------------------------------------------
+
+    def sources(self) -> Sequence[Source]:
+        return (self._news,)
+
+    def flush(self) -> Sequence[Source]:
+        """Has no effect: Ray queues the few calls that an actor has not taken (one offer, two tickets)."""
+        return ()
+
+    def receive(self, source: Source) -> Sequence[object]:
+        """Messages that have arrived, batches in the order of their tickets."""
+        self._news.clear()
+        messages: list[object] = []
+        while self.is_open and self._batches and self._batches[0][-1].done() and self._next_error() is None:
+            ticket, _, batch = self._batches.popleft()
+            sealed, arrays = batch.result()
+            self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._landed_frames += sealed.num_frames
+            self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
+            messages.append(sealed)
+        while self.is_open and self._inbox:
+            result = self._inbox.popleft()
+            if (error := result.exception()) is not None:
+                self._lose(error)
+                break
+            news: News = result.result()
+            if news.is_from_listen:
+                self._expect(self.handle.listen.remote(self._settled()))
+            self._last_heartbeat = time.monotonic()
+            self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
+            self.frames, self.spent_ns = max(self.frames, news.frames), news.spent_ns
+            for message in news.messages:
+                if isinstance(message, Leaving):
+                    # Beside the fleet's thread: Ray's head may take its time to answer.
+                    threading.Thread(target=self._keep_workers_off, name="drain-node", daemon=True).start()
+                messages.append(message)
+                if isinstance(message, Finished | Failed):
+                    self.is_open = False
+        # Last: what the worker itself has said of its end tells more.
+        if self.is_open and (error := self._next_error()) is not None:
+            self._lose(error)
+        return messages
+
+    def _next_error(self) -> BaseException | None:
+        """Why the oldest ticket's batch does not come, whatever Ray says of it; None: it is here, or may come."""
+        result = self._batches[0][-1] if self._batches else None
+        return result.exception() if result is not None and result.done() else None
+
+    def _lose(self, error: BaseException) -> None:
+        """The actor, its node or an object is gone: whatever it was, its tickets are collected again."""
+        self.is_open = False
+        self._is_dead = isinstance(error, ray.exceptions.ActorDiedError)
+        self._end = _cause(error)
+
+    # -- talking -----------------------------------------------------------------------------------------------
+
+    def send(self, message: object) -> None:
+        """Call `tell`. Other calls detect an actor that is gone."""
+        self.handle.tell.remote(next(self._turns), message, self._settled())
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        collected = self.handle.collect.remote(next(self._turns), ticket)
+        self._batches.append((ticket, collected, result := collected.future()))
+        result.add_done_callback(lambda _: self._news.wake())
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        assert payload is None or isinstance(payload, ObjectPayload), payload
+        references = [] if payload is None else [payload.reference]
+        self._expect(self.handle.answer.remote(request, references))
+
+    def _expect(self, reference: Any) -> None:
+        def arrived(result: "Future[Any]") -> None:
+            self._inbox.append(result)
+            self._news.wake()
+
+        reference.future().add_done_callback(arrived)
+
+    # -- ending ------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self.handle, no_restart=True)
+        # A stopped process hears no Ray; one on this machine can be ended for certain.
+        if self.pid and self._node_id == self._cluster.node_id and not self._is_dead:
+            self._is_dead = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _keep_workers_off(self) -> None:
+        # The replacement is for the pod that comes: on the node that goes it would be lost, and replaced in turn. What
+        # runs there goes on.
+        try:
+            is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
+                self._node_id, _PREEMPTION, "its pod is about to end", 0
+            )
+            reason = "" if is_accepted else f"RayError: Ray does not drain the node {self._node_id}: {why_not}"
+        except ray.exceptions.RayError as error:
+            reason = _cause(error)
+        if reason:
+            log.warning("node_not_drained", node=self._node_id, reason=reason)
+
+    def close(self) -> None:
+        self.is_open = False
+        self.kill()
+        self._news.close()
+        self._inbox.clear()
+        self._batches.clear()
+
+
+def _cause(error: BaseException) -> str:
+    """The telling sentence of one of Ray's long messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    first = told[0] if told else (lines[0] if lines else type(error).__name__)
+    return f"{type(error).__name__}: {first.split(' Some common causes', maxsplit=1)[0]}"
 
 
 class RayEngine:
@@ -97,3 +361,43 @@ class RayEngine:
     def _landing(self) -> RayBlockPool:
         assert self._blocks is not None, "no ticket goes out before the memory was laid out"
         return self._blocks
+
+
+def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
+    """Options of a worker's actor for `ray.remote`. `is_own`: only this fleet uses the cluster, so CPUs need no
+    accounting. Raises ManifestError where a quantity in the group's requests and limits cannot be read.
+    """
+    group = next(known for known in job.spec.worker_groups if known.name == place.group)
+    cpus, gpus = _quantity(group.resources, "cpu", group.name), _quantity(group.resources, _GPU, group.name)
+    if gpus is None:
+        gpus = float(place.device.startswith("cuda"))
+    slot: dict[str, float] = {}
+    if options.slot_resources:
+        # The slot is a whole pod: Kubernetes has counted its CPUs and devices, and all of them are this worker's.
+        cpus, gpus, slot = 0.0, 0.0, {f"slot:{place.group}-{place.index}": 1.0}
+    elif is_own:
+        cpus = 0.0
+    own = dict(options.actors[place.index]) if place.index < len(options.actors) else {}
+    asked_cpus = options.num_cpus if options.num_cpus is not None else 1.0 if cpus is None else cpus
+    return {
+        **own,
+        "num_cpus": asked_cpus if is_own else own.get("num_cpus", asked_cpus),
+        "num_gpus": own.get("num_gpus", gpus if options.num_gpus is None else options.num_gpus),
+        "resources": {**options.resources, **slot, **own.get("resources", {})},
+    }
+
+
+def _quantity(resources: Mapping[str, Any], name: str, group: str) -> float | None:
+    """A Kubernetes quantity of whole or milli units, from the requests or else the limits."""
+    for kind in ("requests", "limits"):
+        value = (resources.get(kind) or {}).get(name)
+        if value is None:
+            continue
+        text = str(value)
+        try:
+            return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
+        except ValueError as error:
+            raise ManifestError(
+                f'workerGroups "{group}": resources.{kind}["{name}"] is {value!r}; write a number as 2, "0.5" or "500m"'
+            ) from error
+    return None
