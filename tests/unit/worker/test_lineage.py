@@ -9,8 +9,8 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.slot import Slot
+from cormorant_worker.fleet.slots import Lineage
 from cormorant_worker.weights.staged import PolicyVersion
 
 

@@ -18,12 +18,11 @@ from cormorant_worker.fleet.connections import BackgroundTasks, Connections, Wak
 from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
-from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.scheduler import Scheduler
 from cormorant_worker.fleet.slot import SlotState
-from cormorant_worker.fleet.slots import InferenceServers, Slots
+from cormorant_worker.fleet.slots import Lineage, Slots
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.normalize.book import StatisticsBook
@@ -110,7 +109,6 @@ class FleetCore:
         self.counters, self.env_failures = FleetCounters(), EnvFailures()
         self.misplaced = ""
         """Why the last worker whose pod cannot run one could not; empty: there was none."""
-        self.servers = InferenceServers(self.slots)
         self.offers = Offers(self.slots, self.events, policy=job.spec.policy, statistics=self.statistics)
         self.hang_detector = HangDetector(job, options, self.counters)
         self.lineage = Lineage(
@@ -226,5 +224,5 @@ class FleetCore:
             queue_waits_s=dict(counters.waits_s),
             undurable_frames=counters.undurable_frames if self.dataset else 0,
             statistics={} if self.statistics is None else self.statistics.glance(),
-            inference={group: dict(books) for group, books in self.servers.served.items()},
+            inference={group: dict(books) for group, books in counters.served.items()},
         )

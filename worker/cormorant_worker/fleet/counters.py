@@ -36,6 +36,8 @@ class FleetCounters:
         self.groups: defaultdict[str, GroupStats] = defaultdict(GroupStats)
         self.waits_s = {"producer": 0.0, "consumer": 0.0}
         """Seconds in which workers waited for room, and consumers for batches."""
+        self.served: dict[str, dict[str, float]] = {}
+        """By group, summed over inference servers that are gone, too: the fields of `Served`."""
         self._ticked = time.monotonic()
         self._was_full = self._was_asked = False
 

@@ -231,7 +231,7 @@ class WorkerFleet:
             core.raise_error()
             if core.is_closing:
                 raise FleetClosed("the fleet was closed")
-            number = core.offers.publish(weights, version, payload, core.servers.named(workers))
+            number = core.offers.publish(weights, version, payload, core.slots.named(workers))
             core.waker.wake()
             return self.receipt(number, wait_s=wait_s)
 

@@ -98,7 +98,7 @@ class Slot:
     """Random frames still to collect; None until its first worker starts."""
     warmup_share: int = 0
     """Random frames that it owed at first."""
-    # Inference: see `InferenceServers`.
+    # Inference: written by `Slots`.
     address: ServerAddress | None = None
     """Address of its server; None: not reported yet."""
     servers: tuple[ServerAddress, ...] = ()

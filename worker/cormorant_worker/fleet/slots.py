@@ -1,18 +1,27 @@
-"""All slots of a fleet, by state, and its inference servers. Guarded by the fleet's condition."""
+"""All slots of a fleet: by state, which inference server acts for which, and what they have used up. Guarded by the
+fleet's condition.
+"""
 
+import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count, islice
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.trajectories import MAX_EPOCH, trajectory_base
+from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker, StateError
+from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.fleet.slot import LIVING, SERVING, TRANSITIONS, Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.inference.address import ServerAddress
-from cormorant_worker.worker.messages import AssignServers, Command, PauseStepping, ResumeStepping, Stop
+from cormorant_worker.worker.messages import AssignServers, Command, PauseStepping, ResumeStepping, Sealed, Stop
 
 _SHOWN = 8
 """Workers named in a message."""
+_BATCHES_AHEAD = 4
+"""Batches that a worker may have put into a dataset beyond the last one that its fleet heard of, and some to spare."""
 
 
 class Slots:
@@ -84,11 +93,17 @@ class Slots:
         slot = self._by_name.get(name)
         return slot.worker if slot is not None and slot.state in LIVING else None
 
-    def named(self, names: Collection[str]) -> frozenset[Slot]:
-        """Wanted slots by name."""
+    def named(self, names: Collection[str]) -> frozenset[Slot] | None:
+        """Slots that receive weights published for these workers; without names, None: all slots with a policy."""
+        if not names:
+            return None
         known = {slot.name: slot for slot in self.wanted}
         if unknown := [name for name in names if name not in known]:
             raise NoSuchWorker(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
+        if self.serving and (idle := sorted(name for name in names if not known[name].is_server)):
+            raise FleetError(
+                f"no policy acts in worker {', '.join(idle)}: inference servers act for it; name servers, or none"
+            )
         return frozenset(known[name] for name in names)
 
     def describe(self) -> str:
@@ -176,6 +191,7 @@ class Slots:
         self.collecting = tuple(slot for slot in wanted if not slot.is_server)
         self.serving = tuple(slot for slot in wanted if slot.is_server)
         self.sizes = Counter(slot.group for slot in wanted)
+        self._reassign_servers()
         return given_up
 
     def _sizes_of(self, workers: int) -> dict[str, int | Collection[int]]:
@@ -192,46 +208,91 @@ class Slots:
                 workers -= size
         return sizes | {spec.elastic.name: workers}
 
+    # -- inference servers -------------------------------------------------------------------------------------
 
-class InferenceServers:
-    """Which server acts for whom. Writes the addresses of servers' slots, and the servers of workers' slots."""
-
-    def __init__(self, slots: Slots) -> None:
-        self._slots = slots
-        self.served: dict[str, dict[str, float]] = {}
-        """By group, summed over servers that are gone, too: the fields of `Served`."""
-
-    def of(self, slot: Slot) -> tuple[ServerAddress, ...]:
+    def servers_of(self, slot: Slot) -> tuple[ServerAddress, ...]:
         """Addresses for a worker's slot, of which neighbors prefer different ones; empty: it calls its own policy."""
         if not slot.is_wanted or slot.is_server:
             return slot.servers  # given up: it keeps what it has until it ends
-        if addresses := [known.address for known in self._slots.serving if known.address is not None]:
-            first = self._slots.collecting.index(slot) % len(addresses)
+        if addresses := [known.address for known in self.serving if known.address is not None]:
+            first = self.collecting.index(slot) % len(addresses)
             slot.servers = (*addresses[first:], *addresses[:first])
         return slot.servers
 
-    def moved(self, slot: Slot, address: ServerAddress | None) -> None:
+    def set_address(self, slot: Slot, address: ServerAddress | None) -> None:
         """A server listens at an address; None: it is gone, and other servers serve its workers."""
         if slot.address != address:
             slot.address = address
-            self.reassign()
+            self._reassign_servers()
 
-    def named(self, names: Collection[str]) -> frozenset[Slot] | None:
-        """Slots that receive weights published for these workers; without names, None: all slots with a policy."""
-        slots = self._slots.named(names) if names else None
-        if slots and self._slots.serving and (idle := sorted(slot.name for slot in slots if not slot.is_server)):
-            names = ", ".join(idle)
-            raise FleetError(f"no policy acts in worker {names}: inference servers act for it; name servers, or none")
-        return slots
-
-    def reassign(self) -> None:
-        """After slots have changed, notify workers whose server changes."""
-        for slot in self._slots.collecting:
+    def _reassign_servers(self) -> None:
+        """Notify workers whose server changes."""
+        for slot in self.collecting:
             before = slot.servers
-            if (now := self.of(slot)) != before and slot.worker is not None and slot.state in LIVING:
+            if (now := self.servers_of(slot)) != before and slot.worker is not None and slot.state in LIVING:
                 slot.worker.tell(AssignServers(servers=now))
 
-    def joined(self, handle: WorkerHandle) -> None:
-        """After a worker has started, notify it if its servers have changed meanwhile."""
-        if handle.connection.place.servers != (now := self.of(handle.slot)):
-            handle.tell(AssignServers(servers=now))
+
+class Lineage:
+    """Random streams, trajectory ids and random frames that slots have used, so that none is issued twice. Writes the
+    fields of slots that record this.
+    """
+
+    def __init__(self, *, epoch: int, warmup_frames: int) -> None:
+        self.epoch = epoch
+        """A number that no fleet of this job had before."""
+        self.run = uuid.uuid4().hex
+        """Names this fleet, in states that it saves."""
+        self._warmup_frames = warmup_frames
+        """Random frames that the job still wants and that belong to no slot yet."""
+        self._is_shared_out = False
+
+    def begin(self, slot: Slot, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
+        """The place of the slot's next attempt, at least `first_free`, with a random stream that was never used, and
+        trajectory ids past those of some more batches of `batch_ids`.
+        """
+        slot.attempt = max(slot.attempt + 1, first_free)
+        after = slot.next_trajectory + _BATCHES_AHEAD * batch_ids if slot.next_trajectory else 0
+        place = replace(place, attempt=slot.attempt, epoch=self.epoch, first_trajectory=after)
+        return replace(place, first_trajectory=trajectory_base(place))
+
+    def is_last(self, saved: FleetState, slot: Slot, dataset: str) -> bool:
+        """True if a slot has delivered nothing since a state was saved, according to this fleet and its dataset."""
+        knows = saved.run == self.run or bool(dataset and saved.dataset == dataset)
+        return knows and saved.written.get(slot.name) == slot.written
+
+    def join(self, saved: FleetState, slots: Collection[Slot]) -> None:
+        """Continue a state's fleet, with these slots: nothing that it or its successors may have used is used again."""
+        if saved.run != self.run and saved.epoch >= self.epoch:
+            if saved.epoch >= MAX_EPOCH:
+                raise StateError(f"the state's epoch {saved.epoch} is the last one; start a new job from its weights")
+            self.epoch = saved.epoch + 1
+        for slot in slots:
+            slot.attempt = max(slot.attempt, saved.attempts.get(slot.name, -1))
+
+    def landed(self, slot: Slot, sealed: Sealed) -> None:
+        """Record a batch of a slot."""
+        slot.written += sealed.num_frames
+        slot.next_trajectory = max(slot.next_trajectory, sealed.next_trajectory)
+        if slot.warmup_frames:
+            slot.warmup_frames = max(0, slot.warmup_frames - sealed.random_frames)
+
+    # -- random frames -----------------------------------------------------------------------------------------
+
+    def warmup_of(self, slot: Slot, slots: Sequence[Slot]) -> int:
+        """Random frames of the slot's next worker: its share of all, or that of removed slots, less those delivered."""
+        if not self._is_shared_out:
+            self._is_shared_out = True
+            share, rest = divmod(self._warmup_frames, len(slots))
+            for i, known in enumerate(slots):
+                known.warmup_frames = known.warmup_share = share + (i < rest)
+            self._warmup_frames = 0
+        if slot.warmup_frames is None:
+            slot.warmup_frames = slot.warmup_share = self._warmup_frames
+            self._warmup_frames = 0
+        return slot.warmup_frames
+
+    def give_up(self, slot: Slot) -> None:
+        """Pass the random frames that a removed slot still owed to another slot."""
+        self._warmup_frames += slot.warmup_frames or 0
+        slot.warmup_frames = None

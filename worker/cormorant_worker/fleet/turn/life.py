@@ -84,7 +84,6 @@ class SlotLife:
             slot.not_before = 0.0
             core.queue.complete(core.scheduler.forget_member(slot.key))
         core.size_blocks()
-        core.servers.reassign()
 
     # -- STARTING ----------------------------------------------------------------------------------------------
 
@@ -127,7 +126,7 @@ class SlotLife:
             warmup_frames=0 if slot.is_server else core.lineage.warmup_of(slot, core.slots.collecting),
             env_restarts=core.env_failures.recent(slot.key),
             is_server=slot.is_server,
-            servers=core.servers.of(slot),
+            servers=core.slots.servers_of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),
             num_threads=core.ready.num_threads if core.ready is not None else 0,
             device=core.engine.device_of(asked[group], number),
@@ -155,7 +154,8 @@ class SlotLife:
         handle = WorkerHandle(slot, connection, core.connections.stuck, last_progress=core.hang_detector.lived_s)
         core.slots.fill(slot, handle)
         core.connections.add(handle)
-        core.servers.joined(handle)
+        if connection.place.servers != (servers := core.slots.servers_of(slot)):  # they have changed meanwhile
+            handle.tell(messages.AssignServers(servers=servers))
         self.tell_spaces(handle)
         core.hang_detector.add(handle)
         core.counters.joined(slot.group)
@@ -319,7 +319,7 @@ class SlotLife:
         core.connections.remove(handle)
         core.background.submit(see_off, bury)
         core.scheduler.may_not_collect(slot.key)
-        core.servers.moved(slot, None)
+        core.slots.set_address(slot, None)
         core.counters.parted(handle)
 
     # -- VACANT, RETIRED ---------------------------------------------------------------------------------------

@@ -134,11 +134,11 @@ class FleetLoop:
             case messages.Ready():
                 self._meet(handle, message)
             case messages.Listening():
-                core.servers.moved(slot, message.address)
+                core.slots.set_address(slot, message.address)
             case messages.ServerReady():
                 self._life.welcome(handle, message)
             case Served():
-                books = core.servers.served.setdefault(slot.group, dict.fromkeys(message.__slots__, 0.0))
+                books = core.counters.served.setdefault(slot.group, dict.fromkeys(message.__slots__, 0.0))
                 for name in books:
                     books[name] += getattr(message, name)
             case messages.Reply():
