@@ -104,14 +104,14 @@ class WorkerFleet:
                 return
             core.is_closing = True
             began = time.monotonic()
-            core.slots.tell_all(messages.ResumeStepping())
+            core.slots.tell_all(messages.PlainCommand.RESUME)
             for handle in tuple(core.slots.workers):
                 if not handle.is_ready:  # it has nothing to lose yet
                     self._life.lose(handle, is_killed=True)
             core.waker.wake()
             drain_s = self.options.drain_timeout_s
             if not core.wait_for(lambda: self._life.is_idle, drain_s * 0.5):
-                core.slots.tell_all(messages.Stop(), only_ready=False)
+                core.slots.tell_all(messages.PlainCommand.STOP, only_ready=False)
             core.wait_for(lambda: core.slots.is_empty, began + drain_s * 0.9 - time.monotonic())
             self._is_closed = True
             self._loop.stop()
@@ -252,14 +252,14 @@ class WorkerFleet:
             core.set_paused(is_paused=True)
             core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            asked = core.slots.ask_all(messages.PauseStepping())
+            asked = core.slots.ask_all(messages.PlainCommand.PAUSE)
             self._quiesce.replies(asked, "pause")
 
     def resume(self) -> None:
         """Continue after `pause`. Has no effect on a running fleet."""
         with self._changed:
             self._core.set_paused(is_paused=False)
-            self._core.slots.tell_all(messages.ResumeStepping())
+            self._core.slots.tell_all(messages.PlainCommand.RESUME)
             self._core.waker.wake()
 
     def drain(self) -> None:
@@ -460,4 +460,4 @@ class WorkerFleet:
                 raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
             handle.cached_version = INITIAL_VERSION  # it is not offered again
             what = "hand over the weights that it kept"
-            return self._quiesce.ask(handle, messages.ReadCached(), what, timeout_s=_FETCH_S)
+            return self._quiesce.ask(handle, messages.PlainCommand.READ_CACHED, what, timeout_s=_FETCH_S)

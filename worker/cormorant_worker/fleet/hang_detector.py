@@ -8,7 +8,7 @@ from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import WorkerHandle
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import ReadCached, Restore, Save
+from cormorant_worker.worker.messages import PlainCommand, Restore
 
 _HANG_FLOOR_S = 120.0
 _HANG_MARGIN_S = 30.0
@@ -92,6 +92,9 @@ class HangDetector:
             return min(self._hang_limit_s, max(_SOONEST_S, _TIMES_LONGER * handle.longest_silence_s))
         # It writes or reads what may be on another machine, or is asked for all that it holds.
         asked = (question.command for question in handle.unanswered.values())
-        is_storing = any(isinstance(command, Save | Restore | ReadCached) for command in asked)
+        is_storing = any(
+            isinstance(command, Restore) or command in (PlainCommand.SAVE, PlainCommand.READ_CACHED)
+            for command in asked
+        )
         is_storing = is_storing or handle.connection.phase is Phase.STORING
         return self._store_limit_s if is_storing else self._hang_limit_s

@@ -16,7 +16,7 @@ from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.fleet.slot import LIVING, SERVING, TRANSITIONS, Question, Slot, SlotState, WorkerHandle
 from cormorant_worker.inference.address import ServerAddress
-from cormorant_worker.worker.messages import AssignServers, Command, PauseStepping, ResumeStepping, Sealed, Stop
+from cormorant_worker.worker.messages import AssignServers, Command, PlainCommand, Sealed
 
 _SHOWN = 8
 """Workers named in a message."""
@@ -118,7 +118,7 @@ class Slots:
         """Send a request to every ready collecting worker."""
         return [handle.ask(command) for handle in self.workers if handle.is_ready and not handle.slot.is_server]
 
-    def tell_all(self, command: PauseStepping | ResumeStepping | Stop, *, only_ready: bool = True) -> None:
+    def tell_all(self, command: PlainCommand, *, only_ready: bool = True) -> None:
         for handle in self.workers:
             if handle.is_ready or not only_ready:
                 handle.tell(command)

@@ -8,6 +8,7 @@ Two sockets per worker, so that control messages never wait behind data:
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from typing import Any
 
 from cormorant_contract.job import CollectorJob
@@ -209,14 +210,18 @@ class Offer:
     """Normalization statistics of the version."""
 
 
-@dataclass(frozen=True, slots=True)
-class PauseStepping:
+class PlainCommand(Enum):
+    """Commands without values."""
+
+    PAUSE = auto()
     """Stop at the next vector step. The reply comes when nothing steps any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResumeStepping:
-    pass
+    RESUME = auto()
+    STOP = auto()
+    """Abandon the current batch and end."""
+    SAVE = auto()
+    """Reply with the collector's state."""
+    READ_CACHED = auto()
+    """Reply with the newest weights that this worker's pod kept from an earlier head."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +229,6 @@ class Seal:
     """Batches of this ticket and of earlier ones end at the next vector step."""
 
     ticket: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Abandon the current batch and end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """Reply with the collector's state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,11 +258,6 @@ class Call:
     function: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class ReadCached:
-    """Reply with the newest weights that this worker's pod kept from an earlier head."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssignServers:
     """Use these inference servers from now on; see `WorkerPlace.servers`."""
@@ -275,9 +265,7 @@ class AssignServers:
     servers: tuple[ServerAddress, ...]
 
 
-Command = (
-    Offer | PauseStepping | ResumeStepping | Seal | Stop | Save | Restore | Look | Call | ReadCached | AssignServers
-)
+Command = PlainCommand | Offer | Seal | Restore | Look | Call | AssignServers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -103,7 +103,7 @@ class Runtime:
             return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
 
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
-        if isinstance(command, messages.ReadCached):
+        if command is messages.PlainCommand.READ_CACHED:
             return self._kept.read()
         if isinstance(command, messages.Offer):
             weights, version = self._weights, PolicyVersion(command.version)
@@ -341,22 +341,22 @@ class WorkerRuntime(Runtime):
     # -- other threads -----------------------------------------------------------------------------------------
 
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
-        if not isinstance(command, messages.Stop | messages.AssignServers):
+        if command is not messages.PlainCommand.STOP and not isinstance(command, messages.AssignServers):
             self._serving.wait()  # bounded by the fleet's limit on starting
         match command:
-            case messages.PauseStepping():
+            case messages.PlainCommand.PAUSE:
                 gate = self.collector.gate
                 gate.pause()
                 while self._boundary.locked() and not gate.wait_until_paused(0.005):
                     pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
-            case messages.ResumeStepping():
+            case messages.PlainCommand.RESUME:
                 self.collector.gate.resume()
             case messages.Seal():
                 with self._sealing:
                     self._sealed_through = max(self._sealed_through, command.ticket)
                     if 0 < self._ticket <= command.ticket:
                         self.collector.gate.seal()
-            case messages.Stop():
+            case messages.PlainCommand.STOP:
                 if self._weights is None:
                     os._exit(0)
                 self.collector.gate.stop()
@@ -369,7 +369,7 @@ class WorkerRuntime(Runtime):
                     function = cloudpickle.loads(command.function)
                     called: bytes = cloudpickle.dumps(function(self._place, self._overrides, collector))
                     return called
-            case messages.Save():
+            case messages.PlainCommand.SAVE:
                 with self._between_batches() as collector:
                     return collector.state()
             case messages.Restore():

@@ -128,7 +128,7 @@ class ServerRuntime(Runtime):
 
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
         match command:
-            case messages.Stop():
+            case messages.PlainCommand.STOP:
                 os._exit(0)  # it has nothing to lose
             case messages.Offer():
                 self._is_ready.wait()  # bounded by the fleet's limit on starting

@@ -57,7 +57,7 @@ class Quiesce:
         self.holders += 1
         try:
             if core.is_paused:
-                core.slots.tell_all(messages.ResumeStepping())
+                core.slots.tell_all(messages.PlainCommand.RESUME)
             is_still = core.wait_for(
                 lambda: (
                     core.error is not None
@@ -77,7 +77,7 @@ class Quiesce:
         finally:
             self.holders -= 1
             if core.is_paused:
-                core.slots.tell_all(messages.PauseStepping())
+                core.slots.tell_all(messages.PlainCommand.PAUSE)
             core.waker.wake()
 
     # -- between batches ---------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Quiesce:
             if missing := [slot.name for slot, state in states.items() if not state]:
                 raise StateError(f"{', '.join(missing)} ended and could not be saved before")
         else:
-            states = self.replies(core.slots.ask_all(messages.Save()), "save its state", needs_all=True)
+            states = self.replies(core.slots.ask_all(messages.PlainCommand.SAVE), "save its state", needs_all=True)
         *past, weights = core.offers.to_bytes().items() or [(0, b"")]
         saved = FleetState(
             frames=core.scheduler.landed_frames,
