@@ -15,6 +15,7 @@ from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.spaces import Leaf
+from cormorant_worker.weights.cached import Offer
 from cormorant_worker.weights.staged import TensorSpec
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
@@ -23,7 +24,6 @@ from cormorant_worker.worker.messages import (
     Begin,
     Finish,
     Finished,
-    Offer,
     Ready,
     Reply,
     Request,

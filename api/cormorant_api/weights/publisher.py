@@ -28,7 +28,7 @@ from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, Up
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.cached import CachedPublish, read_cached
+from cormorant_worker.weights.cached import Offer, read_cached
 from cormorant_worker.weights.staged import verify
 
 if TYPE_CHECKING:
@@ -170,21 +170,21 @@ class WeightPublisher:
                 # The next worker may have the same version intact.
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
-            for publish in kept:
-                self._kept(publish.version)
+            for offer, _ in kept:
+                self._kept(offer.version)
             log.info("weights_inherited", version=version, worker=worker)
             return True
         return False
 
-    def _take_over(self, kept: Sequence[CachedPublish], *, author: str) -> None:
+    def _take_over(self, kept: Sequence[tuple[Offer, memoryview]], *, author: str) -> None:
         """Store the publishes of an earlier head and publish the newest, or neither."""
         verified = []
-        for publish in kept:
-            blob = WeightsBlob.joined((publish.data,))
-            blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
+        for offer, data in kept:
+            blob = WeightsBlob.joined((data,))
+            blob.check(default_model=offer.default_model, header=parse_body(blob.buffer))
             verify(blob.specs, self._fleet.specs)
-            blob.statistics = publish.statistics
-            verified.append(_stored(blob, digest_of([blob.buffer]), publish.version, author))
+            blob.statistics = offer.statistics
+            verified.append(_stored(blob, digest_of([blob.buffer]), offer.version, author))
         # A number that this head has assigned belongs to other, newer bytes.
         new = [stored for stored in verified if self.store.version(stored.version) is None]
         try:

@@ -7,17 +7,17 @@ import pytest
 
 from cormorant_worker.errors import MalformedWeights
 from cormorant_worker.normalize.moments import RunningMoments, Statistics
-from cormorant_worker.weights.cached import CachedWeights, Settled, read_cached
+from cormorant_worker.weights.cached import CachedWeights, Offer, Settled, read_cached
 from cormorant_worker.weights.staged import PolicyVersion
 
 
 def keep(kept: CachedWeights, version: int, *models: str, text: str = "") -> None:
     data = memoryview((text or f"bytes of {version}").encode())
-    kept.keep(data, version=PolicyVersion(version), default_model=models[0], models=models)
+    kept.keep(Offer(version=PolicyVersion(version), default_model=models[0], models=models), data)
 
 
 def read(kept: CachedWeights) -> list[tuple[int, str, str]]:
-    return [(p.version, p.default_model, bytes(p.data).decode()) for p in read_cached(kept.read())]
+    return [(offer.version, offer.default_model, bytes(file).decode()) for offer, file in read_cached(kept.read())]
 
 
 def test_the_newest_publish_outlives_the_actor(tmp_path: Path) -> None:
@@ -32,10 +32,9 @@ def test_the_newest_publish_outlives_the_actor(tmp_path: Path) -> None:
 
 def test_statistics_are_kept_with_the_weights_that_act_with_them(tmp_path: Path) -> None:
     statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
-    CachedWeights(tmp_path).keep(
-        memoryview(b"bytes"), version=PolicyVersion(4), default_model="policy", models=["policy"], statistics=statistics
-    )
-    (found,) = read_cached(CachedWeights(tmp_path).read())
+    offer = Offer(version=PolicyVersion(4), default_model="policy", models=("policy",), statistics=statistics)
+    CachedWeights(tmp_path).keep(offer, memoryview(b"bytes"))
+    ((found, _),) = read_cached(CachedWeights(tmp_path).read())
     assert found.statistics is not None
     assert found.statistics.document() == statistics.document()
 

@@ -19,8 +19,9 @@ from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob, to_bytes
+from cormorant_worker.weights.cached import Offer
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.worker.messages import Offer, Reply
+from cormorant_worker.worker.messages import Reply
 
 _HIGHEST_CHOSEN = 2**62
 """The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""

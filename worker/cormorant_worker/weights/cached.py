@@ -11,7 +11,6 @@ disk ends with the pod. What a new head asks for is these files, one after the o
 import hashlib
 import json
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,14 +43,16 @@ NOTHING_SETTLED = Settled()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CachedPublish:
+class Offer:
+    """Fleet -> worker: use published weights, which are the payload."""
+
     version: PolicyVersion
-    default_model: str
-    """Model of tensors whose names have no model."""
-    data: memoryview
-    """The safetensors file."""
+    default_model: str = ""
+    """Model of tensors whose names contain no model."""
+    models: tuple[str, ...] = ()
+    """Models to apply; other models in the payload are outdated."""
     statistics: Statistics | None = None
-    """Normalization statistics; None unless the manifest normalizes."""
+    """Normalization statistics of the version; None unless the manifest normalizes."""
 
 
 class CachedWeights:
@@ -96,24 +97,17 @@ class CachedWeights:
             except OSError as error:
                 log.warning("count_not_kept", reason=f"{error}; a new head may collect acknowledged frames again")
 
-    def keep(
-        self,
-        data: memoryview,
-        *,
-        version: PolicyVersion,
-        default_model: str,
-        models: Sequence[str],
-        statistics: Statistics | None = None,
-    ) -> None:
+    def keep(self, taken: Offer, data: memoryview) -> None:
         """Keep a publish that was taken, and drop those that have no newest model. A full disk costs a log line."""
+        version, models = taken.version, taken.models
         if self._folder is None or version in self._models:
             return
         header = {
-            "version": version, "default_model": default_model, "models": list(models), "size": len(data),
+            "version": version, "default_model": taken.default_model, "models": list(models), "size": len(data),
             "digest": _digest(data),
         }  # fmt: skip
-        if statistics is not None:
-            header["statistics"] = statistics.document()
+        if taken.statistics is not None:
+            header["statistics"] = taken.statistics.document()
         encoded = json.dumps(header).encode()
         part = self._folder / f"{version}{_PART}"
         try:
@@ -131,7 +125,7 @@ class CachedWeights:
                 reason=f"{error}; a new head may not find these weights",
             )
             return
-        self._models[version] = tuple(models)
+        self._models[version] = models
         newer: set[str] = set()
         for kept in sorted(self._models, reverse=True):
             if newer.issuperset(self._models[kept]):
@@ -147,18 +141,22 @@ class CachedWeights:
         return b"".join((self._folder / f"{version}{_SUFFIX}").read_bytes() for version in sorted(self._models))
 
 
-def read_cached(data: bytes) -> list[CachedPublish]:
-    """Parse the bytes of `CachedWeights.read`, oldest first."""
-    found, rest = list[CachedPublish](), memoryview(data)
+def read_cached(data: bytes) -> list[tuple[Offer, memoryview]]:
+    """Parse the bytes of `CachedWeights.read`, oldest first: offers, and the safetensors files that they were of."""
+    found, rest = list[tuple[Offer, memoryview]](), memoryview(data)
     try:
         while len(rest):
             header, begin = _read_header(rest)
             file, rest = rest[begin : begin + header["size"]], rest[begin + header["size"] :]
             if len(file) != header["size"] or _digest(file) != header["digest"]:
                 raise ValueError(f"version {header['version']} differs from its digest")  # noqa: TRY301  # as below
-            statistics = Statistics.of_document(header["statistics"]) if "statistics" in header else None
-            version, model = PolicyVersion(header["version"]), header["default_model"]
-            found.append(CachedPublish(version=version, default_model=model, data=file, statistics=statistics))
+            offer = Offer(
+                version=PolicyVersion(header["version"]),
+                default_model=header["default_model"],
+                models=tuple(header["models"]),
+                statistics=Statistics.of_document(header["statistics"]) if "statistics" in header else None,
+            )
+            found.append((offer, file))
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedWeights(f"cannot read the weights cached from an earlier head: {error}") from error
     return found

@@ -18,7 +18,7 @@ from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
+from cormorant_worker.weights.cached import NOTHING_SETTLED, Offer, Settled
 from cormorant_worker.weights.staged import WeightSpecs
 
 
@@ -195,19 +195,6 @@ class Logged:
     level: str
     event: str
     fields: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
-    """Use published weights, which are the payload."""
-
-    version: int
-    default_model: str = ""
-    """Model of tensors whose names contain no model."""
-    models: tuple[str, ...] = ()
-    """Models to apply; other models in the payload are outdated."""
-    statistics: Statistics | None = None
-    """Normalization statistics of the version."""
 
 
 class PlainCommand(Enum):

@@ -36,7 +36,7 @@ from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.weights.blob import read_weights
-from cormorant_worker.weights.cached import CachedWeights
+from cormorant_worker.weights.cached import CachedWeights, Offer
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion, StagedWeights
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -105,15 +105,14 @@ class Runtime:
     def _answer(self, command: messages.Command, payload: memoryview) -> bytes:
         if command is messages.PlainCommand.READ_CACHED:
             return self._kept.read()
-        if isinstance(command, messages.Offer):
-            weights, version = self._weights, PolicyVersion(command.version)
-            model, statistics = command.default_model, command.statistics
+        if isinstance(command, Offer):
+            weights = self._weights
             assert weights is not None
             try:
-                offered = read_weights(payload, default_model=model, models=command.models)
-                weights.offer(offered, version=version, statistics=statistics)
+                offered = read_weights(payload, default_model=command.default_model, models=command.models)
+                weights.offer(offered, version=command.version, statistics=command.statistics)
             finally:
-                weights.note_seen(version)  # refused or not: a ticket that came with it goes on
+                weights.note_seen(command.version)  # refused or not: a ticket that came with it goes on
             # New weights act at once in a worker that waits for a ticket, or for rows. Otherwise the thread that acts
             # will see them when it is done; outside it holds the lock for a moment only.
             if self._boundary.acquire(timeout=_MOMENT_S):
@@ -121,7 +120,7 @@ class Runtime:
                     weights.apply()
                 finally:
                     self._boundary.release()
-            self._kept.keep(payload, version=version, default_model=model, models=tuple(offered), statistics=statistics)
+            self._kept.keep(replace(command, models=tuple(offered)), payload)
         return b""
 
 

@@ -23,7 +23,7 @@ from cormorant_worker.inference.connections import Listeners
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights.cached import CachedWeights
+from cormorant_worker.weights.cached import CachedWeights, Offer
 from cormorant_worker.worker import messages
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.runtime import Runtime, Uplink
@@ -130,6 +130,6 @@ class ServerRuntime(Runtime):
         match command:
             case messages.PlainCommand.STOP:
                 os._exit(0)  # it has nothing to lose
-            case messages.Offer():
+            case Offer():
                 self._is_ready.wait()  # bounded by the fleet's limit on starting
         return super()._answer(command, payload)
