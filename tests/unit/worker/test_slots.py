@@ -1,28 +1,79 @@
-"""Slots go through their states along one table, and which of them are wanted follows the manifest's groups."""
+"""Slots go through their states along one table; what is known of the workers in them: who is wanted, what was used up,
+who is offered which weights, who hangs.
+"""
 
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 import pytest
+import torch
 
+from cormorant_contract.policy import Policy, RandomPolicy
 from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
+from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import FleetError, LastWorker
-from cormorant_worker.fleet.slot import SlotState, WorkerHandle
-from cormorant_worker.fleet.slots import Slots
+from cormorant_worker.collect.timing import Timing, spent_ns
+from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
+from cormorant_worker.errors import FleetError, LastWorker, StateError
+from cormorant_worker.fleet.counters import FleetCounters
+from cormorant_worker.fleet.events import Events, FleetEvent
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.hang_detector import HangDetector
+from cormorant_worker.fleet.offers import Offers
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
+from cormorant_worker.fleet.slots import Lineage, Slots
+from cormorant_worker.heartbeat_layout import NUM_TIMING
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.wire import SharedMemory
+from cormorant_worker.worker.heartbeat import Phase
+from cormorant_worker.worker.messages import Reply, Request
 
 S = SlotState
+LIMITS = {Phase.STEPPING: 10, Phase.BUILDING: 300, Phase.STORING: 600, Phase.ASKING: 10}
 
 
-def make_slots(wanted: int = 1) -> Slots:
+class FakeConnection:
+    """Of a worker that was stopped in a phase."""
+
+    pid, frames = 1, 7
+    spent_ns: tuple[int, ...] = ()
+
+    def __init__(self, phase: Phase = Phase.STEPPING, *, is_server: bool = False, unsent: tuple[str, ...] = ()) -> None:
+        self.phase, self.place, self.unsent = phase, WorkerPlace(is_server=is_server), unsent
+        self.offered: list[int] = []
+
+    def send(self, message: object) -> None: ...
+
+    def request(self, request: Request, _: object) -> None:
+        self.offered.append(getattr(request.command, "version", 0))
+
+    def flush(self) -> tuple[str, ...]:
+        return self.unsent
+
+
+def sized(wanted: int = 1) -> Slots:
     slots = Slots(make_job(), {})
     slots.resize(wanted)
     return slots
 
 
-def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
-    slots = make_slots()
-    (slot,) = slots.wanted
+def fill(slots: Slots, connection: Any) -> WorkerHandle:
+    """Begin a worker in the first slot."""
+    slot = next(slots.wanted)
     slots.move(slot, S.STARTING)
-    slots.fill(slot, worker := WorkerHandle(slot, FakeConnection(), set(), last_progress=0.0))  # type: ignore[arg-type]
+    slots.fill(slot, worker := WorkerHandle(slot, connection, set(), last_progress=0.0))
+    return worker
+
+
+def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
+    slots = sized()
+    worker = fill(slots, FakeConnection(unsent=("its socket is full",)))
+    slot = worker.slot
     facts = [(worker.is_ready, worker.has_worked, worker.gets_weights)]
     for state in (S.READY, S.WORKING, S.LEAVING, S.FINISHING):
         slots.move(slot, state)
@@ -38,7 +89,7 @@ def test_a_worker_that_leaves_keeps_what_it_reached() -> None:
 
 
 def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> None:
-    slots = make_slots(3)
+    slots = sized(3)
     first, second, third = slots.wanted
     slots.move(second, S.STARTING)
     with pytest.raises(FleetError, match="cpu-1 cannot become WORKING while it is STARTING"):
@@ -54,10 +105,174 @@ def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> N
         slots.resize(0)
 
 
-class FakeConnection:
-    place = WorkerPlace()
+def make_slots(number: int) -> tuple[Slot, ...]:
+    return tuple(Slot(("cpu", index)) for index in range(number))
 
-    def send(self, message: object) -> None: ...
 
-    def flush(self) -> tuple[str, ...]:
-        return ("its socket is full",)
+def saved(lineage: Lineage, *slots: Slot, dataset: str = "") -> FleetState:
+    return FleetState(
+        frames=0, version=PolicyVersion(0), weights=b"", seed=0, workers={}, run=lineage.run, epoch=lineage.epoch,
+        dataset=dataset, attempts={slot.name: max(0, slot.attempt) for slot in slots},
+        written={slot.name: slot.written for slot in slots},
+    )  # fmt: skip
+
+
+def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
+    places = []
+    for epoch in range(3):
+        lineage, (_, one) = Lineage(epoch=epoch, warmup_frames=0), make_slots(2)
+        for _ in range(1_100):  # more than `maxRestartsPerSlot` allows: these were scaled down, or evicted
+            place = lineage.begin(one, WorkerPlace(group="cpu", index=1), batch_ids=100)
+            lineage.landed(one, sealed(10, next_trajectory=place.first_trajectory + 40))
+            places.append(place)
+    assert len({place.first_trajectory for place in places}) == len(places)
+    assert len({tuple(place.env_seeds(1)) for place in places}) == len(places)
+    firsts = [place.first_trajectory for place in places[:1_100]]
+    assert all(later >= earlier + 40 for earlier, later in pairwise(firsts))
+    assert firsts[-1] - firsts[0] < (1 << 33) + 1_000_000, "no ids are left for more"
+    assert [place.attempt for place in places[1_100:1_103]] == [0, 1, 2]
+
+
+def test_a_state_with_lower_ids_brings_none_of_them_back() -> None:
+    found = Trajectories(2, 100, EpisodeMetrics((), (), 2), tasks=())
+    found.skip_to(50)
+    found.open(np.array([0]))
+    assert found.ids.tolist() == [102, 101]
+
+
+def test_an_attempt_begins_above_what_its_predecessors_and_the_dataset_have() -> None:
+    lineage, (zero,) = Lineage(epoch=0, warmup_frames=0), make_slots(1)
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 7
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), first_free=7).attempt == 8
+    lineage.landed(zero, sealed(10, next_trajectory=15 << 24))
+    assert lineage.begin(zero, WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (15 << 24) + 400
+
+
+def test_replacements_collect_the_random_frames_that_are_missing() -> None:
+    lineage, slots = Lineage(epoch=0, warmup_frames=101), make_slots(4)
+    zero, one, two, three = slots
+    assert [lineage.warmup_of(slot, (zero, one)) for slot in (zero, one)] == [51, 50]
+    lineage.landed(zero, sealed(20, random_frames=20))
+    assert lineage.warmup_of(zero, (zero, one)) == 31
+    lineage.landed(zero, sealed(40, random_frames=30))
+    assert lineage.warmup_of(zero, (zero, one)) == 1
+    lineage.landed(zero, sealed(40, random_frames=1))
+    assert lineage.warmup_of(zero, (zero, one)) == 0
+    assert lineage.warmup_of(two, (zero, one, two)) == 0
+    lineage.give_up(one)
+    assert [lineage.warmup_of(slot, (zero, two, three)) for slot in (zero, two, three)] == [0, 0, 50]
+    assert [slot.warmup_share for slot in (zero, two, three)] == [51, 0, 50]
+
+
+def test_a_state_is_the_last_while_nothing_has_come_since() -> None:
+    lineage, (zero, one) = Lineage(epoch=0, warmup_frames=0), make_slots(2)
+    zero.written = 40
+    lineage.landed(one, sealed(10))
+    state = saved(lineage, zero, one)
+    assert lineage.is_last(state, zero, "")
+    lineage.landed(one, sealed(10))
+    assert (lineage.is_last(state, zero, ""), lineage.is_last(state, one, "")) == (True, False)
+    # Another fleet knows what its dataset says, and nothing without one.
+    state = saved(lineage, zero, one, dataset="/data")
+    known = [(20, "/data", True), (21, "/data", False), (20, "/other", False), (20, "", False)]
+    for written, dataset, expected in known:
+        assert Lineage(epoch=0, warmup_frames=0).is_last(state, Slot(("cpu", 1), written=written), dataset) is expected
+
+
+def test_a_fleet_that_takes_up_a_state_has_an_epoch_of_its_own() -> None:
+    first, (theirs, ours) = Lineage(epoch=4, warmup_frames=0), make_slots(2)
+    for _ in range(3):
+        first.begin(theirs, WorkerPlace(group="cpu"))
+    ours.key = theirs.key
+    same, older, newer = first, Lineage(epoch=2, warmup_frames=0), Lineage(epoch=9, warmup_frames=0)
+    for lineage in (same, older, newer):
+        lineage.join(saved(first, theirs), (ours,))
+    assert [lineage.epoch for lineage in (same, older, newer)] == [4, 5, 9]
+    assert older.begin(ours, WorkerPlace(group="cpu")).attempt == 3
+    with pytest.raises(StateError, match="epoch 4095 is the last one"):
+        older.join(replace(saved(first), epoch=4095), ())
+
+
+def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> None:
+    slots, connection = sized(), FakeConnection()
+    worker = fill(slots, connection)
+    for state in (S.READY, S.WORKING):
+        slots.move(worker.slot, state)
+    offers = Offers(slots, Events(), policy=Policy(random=RandomPolicy()))
+    payload = SharedMemory.create(4)
+    for version in (1, 2):
+        offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), version, payload)
+        offers.send_due(48)
+    assert connection.offered == [1]  # the second waits for the answer to the first
+    ticket: Any = "of version 2"
+    worker.tickets[7] = ticket
+    slots.move(worker.slot, S.LEAVING)
+    offers.note_reply(worker, Reply(number=1))
+    assert connection.offered == [1, 2]
+    offers.note_reply(worker, Reply(number=2))
+    assert connection.offered == [1, 2]  # it has all
+    worker.tickets.clear()
+    offers.publish(WeightsBlob.of({"policy": {"w": torch.zeros(1)}}), 3, payload)
+    offers.note_reply(worker, Reply(number=2))
+    offers.send_due(48)
+    assert connection.offered == [1, 2]  # nobody waits for the third
+
+
+def test_listeners_hear_events_in_order_and_harm_nothing() -> None:
+    events, heard = Events(), list[FleetEvent]()
+
+    def fail(event: FleetEvent) -> None:
+        raise RuntimeError("a listener of this test fails")
+
+    events.subscribe(fail)
+    end = events.subscribe(heard.append)
+    for kind in ("paused", "resumed"):
+        events.note(kind)
+    events.tell()
+    end()
+    end()
+    events.note("paused")
+    events.tell()
+    assert [event.kind for event in heard] == ["paused", "resumed"]
+
+
+def detector_of(connection: Any, *, hang_timeout_s: float = 10.0) -> HangDetector:
+    place = connection.place
+    slot = Slot((place.group, place.index), is_server=place.is_server, state=SlotState.WORKING)
+    handle = slot.worker = WorkerHandle(slot, connection, set(), last_progress=0.0, reached=SlotState.WORKING)
+    handle.tickets[1] = None  # type: ignore[assignment]  # that there is one is all that counts
+    options = FleetOptions(hang_timeout_s=hang_timeout_s)
+    detector = HangDetector(make_job(), options, FleetCounters())
+    detector.add(handle)
+    return detector
+
+
+@pytest.mark.parametrize("phase", LIMITS)
+def test_a_stopped_worker_is_found_in_every_phase(phase: Phase) -> None:
+    detector = detector_of(FakeConnection(phase))
+    found = next(second for second in range(1, 1200) if detector.turn(float(second), is_paused=False))
+    assert LIMITS[phase] < found <= LIMITS[phase] + 3
+
+
+def test_a_worker_that_looks_up_while_it_waits_for_a_server_is_left_alone() -> None:
+    connection = FakeConnection(Phase.ASKING)
+    numbers = np.zeros(NUM_TIMING, dtype=np.int64)
+    timing = Timing(numbers)
+    detector = detector_of(connection)
+    for second in range(1, 1200):
+        timing.begin()
+        connection.spent_ns = spent_ns(numbers)
+        assert not detector.turn(float(second), is_paused=False)
+
+
+@pytest.mark.parametrize(("act_s", "limit_s"), [(1, 15), (4, 40), (20, 120)])
+def test_a_frozen_server_is_found_by_its_own_history(act_s: int, limit_s: int) -> None:
+    connection = FakeConnection(is_server=True)
+    detector = detector_of(connection, hang_timeout_s=120.0)
+    alive_s = 30 * act_s
+    found = []
+    for second in range(1, alive_s + 200):
+        if second <= alive_s and second % act_s == 0:
+            connection.frames += 1
+        found += [second] if detector.turn(float(second), is_paused=False) else []
+    assert limit_s < found[0] - alive_s <= limit_s + 3
