@@ -89,8 +89,8 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("fleet/offers.py", "one.version > handle.offered", "one.version >= handle.offered", "test_slots.py"),
         ("weights/staged.py", "if version <= newest:", "if version < newest:", "test_weights.py"),
         ("weights/staged.py", "{**(self._offered or {}), **weights}", "weights", "test_weights.py"),
-        ("weights/cached.py", "if settled.frames <= self._newest_settled:", "if False:", "test_cached_weights.py"),
-        ("weights/cached.py", '_digest(file) != header["digest"]', "False", "test_cached_weights.py"),
+        ("weights/cached.py", "if settled.frames <= self._newest_settled:", "if False:", "test_weights.py"),
+        ("weights/cached.py", '_digest(file) != header["digest"]', "False", "test_weights.py"),
         (
             "normalize/moments.py",
             "if self.count < 2 else np.sqrt",

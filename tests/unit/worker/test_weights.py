@@ -1,13 +1,31 @@
-import threading
+"""Weights: staged and applied at once or not at all, as one file in shared memory, and kept in a pod for the next
+head.
+"""
 
+import gc
+import json
+import threading
+from pathlib import Path
+
+import numpy as np
+import psutil
 import pytest
+import safetensors.torch
 import torch
 
+from cormorant_contract.tensor_file import make_header
 from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
-from cormorant_worker.errors import StaleWeights, WeightsMismatch
-from cormorant_worker.weights.blob import in_models
-from cormorant_worker.weights.staged import StagedWeights, specs_of_tensors, verify
+from cormorant_worker.errors import MalformedWeights, StaleWeights, WeightsError, WeightsMismatch
+from cormorant_worker.normalize.moments import RunningMoments, Statistics
+from cormorant_worker.weights.blob import WeightsBlob, in_models, read_weights, to_bytes
+from cormorant_worker.weights.cached import CachedWeights, Offer, Settled, read_cached
+from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of_tensors, verify
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
 
 
 def slot_of(*widths: int) -> tuple[StagedWeights, dict[str, torch.nn.Module]]:
@@ -146,3 +164,165 @@ def test_an_extra_state_is_no_weight_and_stays() -> None:
     slot.apply()
     assert outer["inner"].layer.bias.tolist() == [1, 1, 1]
     assert outer["inner"].seen == {"steps": 7}
+
+
+def received(data: bytes, default_model: str = "policy") -> WeightsBlob:
+    """What the head does with a request's body."""
+    blob = WeightsBlob(len(data))
+    blob.buffer[:] = data
+    return blob.check(default_model)
+
+
+def test_blob_reads_back_in_the_reference_library() -> None:
+    transposed = torch.arange(6.0).reshape(2, 3).T
+    tied = torch.ones(3)
+    weights = {
+        "policy": {"transposed": transposed, "tied": tied, "again": tied, "one": torch.tensor(3.0)},
+        "critic": {"empty": torch.zeros(0, 4), **{str(d): torch.arange(5).to(d) for d in DTYPES}},
+    }
+    blob = WeightsBlob.of(weights)
+    for found in (blob.weights(), received(bytes(blob.buffer)).weights(), read_weights(memoryview(to_bytes(weights)))):
+        assert {m: set(t) for m, t in found.items()} == {m: set(t) for m, t in weights.items()}
+        for model, tensors in weights.items():
+            for name, tensor in tensors.items():
+                theirs = found[model][name]
+                assert theirs.dtype == tensor.dtype, name
+                assert theirs.shape == tensor.shape
+                assert theirs.tolist() == tensor.tolist(), name
+    reference = safetensors.torch.load(bytes(blob.buffer))
+    assert torch.equal(reference["policy/transposed"], transposed)
+    assert len(reference) == 4 + 1 + len(DTYPES)
+    assert blob.specs == specs_of_tensors(weights)
+
+
+def test_tensors_are_views_that_keep_their_memory_alive() -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return psutil.Process().num_fds()
+
+    before = descriptors()
+    blob = received(safetensors.torch.save({"a": torch.ones(1000)}))
+    view = blob.weights()["policy"]["a"]
+    blob.buffer[-4:] = bytes(4)
+    assert view[-1] == 0  # the same memory
+    del blob
+    gc.collect()
+    assert view.sum() == 999
+    assert descriptors() > before
+    del view
+    assert descriptors() == before
+
+
+def test_plain_names_are_the_default_models() -> None:
+    data = safetensors.torch.save({"weight": torch.ones(2), "policy/weight": torch.zeros(2)})
+    blob = received(data, "critic")
+    assert {model: set(names) for model, names in blob.tensors.items()} == {"critic": {"weight"}, "policy": {"weight"}}
+    assert read_weights(memoryview(data), default_model="critic", models=["critic"])["critic"]["weight"].sum() == 2
+    with pytest.raises(MalformedWeights, match="the weights contain policy/weight twice"):
+        received(data)
+
+
+def test_tensors_at_odd_offsets_are_read_all_the_same() -> None:
+    header, _ = make_header([("a", "U8", (3,)), ("b", "F64", (2,))])
+    data = header + bytes([1, 2, 3]) + torch.tensor([1.5, -2.5], dtype=torch.float64).numpy().tobytes()
+    assert received(data).weights()["policy"]["b"].tolist() == [1.5, -2.5]
+    shifted = bytearray(1) + bytearray(data)  # as a view of others' memory may be
+    assert read_weights(memoryview(shifted)[1:])["policy"]["b"].tolist() == [1.5, -2.5]
+
+
+def test_a_fault_in_the_header_says_where_it_lies() -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
+    with pytest.raises(MalformedWeights, match='tensor "a" begins at 4 and leaves a gap') as caught:
+        received(len(text).to_bytes(8, "little") + text + bytes(12))
+    assert caught.value.offset == 8 + len(text)
+
+
+def test_the_header_alone_tells_what_does_not_fit() -> None:
+    specs = StagedWeights({"policy": torch.nn.Linear(2, 3)}).specs
+    fits = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    verify(WeightsBlob.of({"policy": fits}).specs, specs)
+    wrong = {"weight": torch.ones(2, 3), "extra": torch.ones(1), "bias": torch.ones(3, dtype=torch.float64)}
+    words = (
+        r"3 tensors .*: unexpected: policy/extra; shape: policy/weight is \[2, 3\], not \[3, 2\]; .* is float64, not"
+    )
+    with pytest.raises(WeightsMismatch, match=words):
+        verify(WeightsBlob.of({"policy": wrong}).specs, specs)
+    many = {f"t{i}": torch.ones(1) for i in range(30)}
+    with pytest.raises(WeightsMismatch, match=r"32 tensors do not fit.* and 12 more; nothing was applied"):
+        verify(WeightsBlob.of({"policy": many}).specs, specs)
+
+
+def test_a_dtype_without_a_name_is_refused() -> None:
+    with pytest.raises(WeightsError, match=r"policy/a is torch.complex128, which safetensors cannot hold"):
+        WeightsBlob.of({"policy": {"a": torch.ones(1, dtype=torch.complex128)}})
+
+
+def keep(kept: CachedWeights, version: int, *models: str, text: str = "") -> None:
+    data = memoryview((text or f"bytes of {version}").encode())
+    kept.keep(Offer(version=PolicyVersion(version), default_model=models[0], models=models), data)
+
+
+def read(kept: CachedWeights) -> list[tuple[int, str, str]]:
+    return [(offer.version, offer.default_model, bytes(file).decode()) for offer, file in read_cached(kept.read())]
+
+
+def test_the_newest_publish_outlives_the_actor(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path / "kept")
+    assert (kept.version, read(kept)) == (0, [])
+    keep(kept, 3, "policy")
+    keep(kept, 12, "policy")
+    again = CachedWeights(tmp_path / "kept")
+    assert (again.version, read(again)) == (12, [(12, "policy", "bytes of 12")])
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["12.weights"]
+
+
+def test_statistics_are_kept_with_the_weights_that_act_with_them(tmp_path: Path) -> None:
+    statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
+    offer = Offer(version=PolicyVersion(4), default_model="policy", models=("policy",), statistics=statistics)
+    CachedWeights(tmp_path).keep(offer, memoryview(b"bytes"))
+    ((found, _),) = read_cached(CachedWeights(tmp_path).read())
+    assert found.statistics is not None
+    assert found.statistics.document() == statistics.document()
+
+
+def test_of_several_models_the_newest_of_each_is_kept_as_it_was_published(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 1, "policy", "critic")
+    keep(kept, 2, "critic")
+    keep(kept, 9, "critic")
+    keep(kept, 9, "critic", text="as a new head put it together")
+    assert read(kept) == [(1, "policy", "bytes of 1"), (9, "critic", "bytes of 9")]
+
+
+@pytest.mark.parametrize("below", ["", "file"])
+def test_no_folder_and_a_disk_that_does_not_take_it_harm_nothing(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kept = CachedWeights(tmp_path / below / "kept" if below else None)
+    keep(kept, 5, "policy")
+    assert (kept.version, read(kept)) == (0, [])
+
+
+def test_half_a_file_and_strangers_are_left_out(tmp_path: Path) -> None:
+    keep(CachedWeights(tmp_path), 5, "policy")
+    (tmp_path / "6.part").write_bytes(b"half")
+    (tmp_path / "7.weights").write_bytes(b"\x08\0\0\0\0\0\0\0no json")
+    assert CachedWeights(tmp_path).version == 5
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d[:-1] + b"x", lambda d: d + b"more", lambda d: d[3:]])
+def test_what_is_not_as_it_was_kept_is_refused(tmp_path: Path, change: object) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 5, "policy")
+    assert callable(change)
+    with pytest.raises(MalformedWeights, match="cannot read the weights cached from an earlier head"):
+        read_cached(change(kept.read()))
+
+
+def test_count_is_kept_until_a_head_settles_more(tmp_path: Path) -> None:
+    CachedWeights(tmp_path).keep_settled(Settled(epoch=1, frames=1000))
+    # A head tells its own, older count before this worker is ready, and dies.
+    again = CachedWeights(tmp_path)
+    again.keep_settled(Settled(epoch=2, frames=500))
+    assert CachedWeights(tmp_path).settled == Settled(epoch=1, frames=1000)
+    again.keep_settled(Settled(epoch=2, frames=1200))
+    assert CachedWeights(tmp_path).settled == Settled(epoch=2, frames=1200)
