@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import httpx2
 
-from cormorant_client.address import parse_address
-from cormorant_client.transport import Broken, Transport
+from cormorant_client.transport import Broken, Transport, parse_address
 
 PORT = 18765
 SIZE = 28 * 1024 * 1024

@@ -6,8 +6,8 @@ from typing import Unpack
 
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
-from cormorant_client.address import read_token
 from cormorant_client.client import check_options
+from cormorant_client.transport import read_token
 from cormorant_contract.arguments import check_types, refuse_empty
 
 __all__ = ["connect"]

@@ -20,7 +20,7 @@ from cormorant_contract.children import tokens_secret
 
 if TYPE_CHECKING:
     from cormorant_client import Client, ConnectOptions
-    from cormorant_client.address import Role
+    from cormorant_client.transport import Role
 
 RECONNECT_S = 3.0
 """Short, because a person waits and can repeat the command."""
@@ -146,7 +146,7 @@ class Connection:
     def _own_token(self, role: "Role") -> str:
         if self.token or not self.token_file:
             return self.token
-        from cormorant_client.address import read_token
+        from cormorant_client.transport import read_token
 
         with client_errors():
             return read_token(self.token_file, role)

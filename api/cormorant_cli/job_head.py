@@ -14,7 +14,7 @@ from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, ap
 
 if TYPE_CHECKING:
     from cormorant_client import Client, ConnectOptions
-    from cormorant_client.address import Address, Role
+    from cormorant_client.transport import Address, Role
 
 
 def connect_to_head(cluster: Cluster, job: Raw, **options: Unpack["ConnectOptions"]) -> "Client":
@@ -70,7 +70,7 @@ def head_pod(cluster: Cluster, job: Raw) -> str:
 
 def token_of(cluster: Cluster, job: Raw, role: "Role") -> str:
     """The token of a role, or of the next higher one, from the job's Secret."""
-    from cormorant_client.address import ROLES
+    from cormorant_client.transport import ROLES
 
     namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])
     try:

@@ -16,10 +16,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Literal, Self, TypedDict, TypeVar
 
-from cormorant_client.delivery import Delivery, decode, decode_memory
-from cormorant_client.errors import BadBatch, BatchTimeout, ClientClosed, ClientError, FleetError, NotFound, StreamEnded
+from cormorant_client.delivery import Delivery, Mappings, NotHere, decode, decode_memory
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, FleetError, NotFound, StreamEnded
 from cormorant_client.head import HeadConnection, quoted
-from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
 from cormorant_contract.arguments import check_types, refuse_empty
@@ -289,28 +288,16 @@ class _Fetcher:
 
     def _map(self, reply: HttpReply, at: float) -> tuple[Delivery, float] | None:
         told = self._head.parse(MemoryBatch, reply)
-        mappings = self._mappings = self._mappings or Mappings(self._fetching)
-        held = Held()
+        self._mappings = self._mappings or Mappings(self._fetching)
         try:
-            parts = [
-                (
-                    mappings.open(part.path, part.size_bytes, held),
-                    {name: (found.dtype, found.shape, found.offset) for name, found in part.tensors.items()},
-                )
-                for part in told.parts
-            ]
-            if time.monotonic() - told.lent_at >= told.ack_within_s:
-                held.release()  # the head may have taken it back before it was locked, and delivers it again
-                return None
-            batch = decode_memory(told.metadata, parts, on_ack=self._ack, on_forget=held.release)
-        except BadBatch:
-            held.release()  # otherwise the exception would keep it locked
-            raise
+            batch = decode_memory(told, self._mappings, on_ack=self._ack)
         except NotHere:
-            held.release()
             # A head that was killed in between has forgotten the batch; its successor's memory may be accessible.
             with suppress(NotFound):
                 self._head.post(f"/v1/batches/{quoted(told.id)}/release?delivery={told.delivery}")
                 self._uses_memory = False  # the head delivers the same batch again, as bytes
+            return None
+        if time.monotonic() - told.lent_at >= told.ack_within_s:
+            batch.forget()  # the head may have taken it back before it was locked, and delivers it again
             return None
         return batch, at + _FRESH * told.ack_within_s

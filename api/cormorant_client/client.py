@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from cormorant_client.address import parse_address, read_token
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
 from cormorant_client.errors import (
@@ -38,7 +37,7 @@ from cormorant_client.errors import (
 from cormorant_client.head import HeadConnection, parse_events, quoted, read_events
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
-from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp
+from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp, parse_address, read_token
 from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import base as headers

@@ -19,9 +19,8 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from cormorant_client.address import Address
 from cormorant_client.errors import HeadUnreachable, NotNow, error_for
-from cormorant_client.transport import Broken, Bytes, HttpReply, Transport
+from cormorant_client.transport import Address, Broken, Bytes, HttpReply, Transport
 from cormorant_contract.rest.live import Event
 from cormorant_contract.rest.status import Status
 

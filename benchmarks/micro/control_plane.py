@@ -16,8 +16,7 @@ import torch
 
 from benchmarks.micro import heads, rows
 from cormorant_client import Client
-from cormorant_client.address import parse_address
-from cormorant_client.transport import Transport
+from cormorant_client.transport import Transport, parse_address
 
 START_S = 120.0
 PUBLISH_BYTES = 100_000_000

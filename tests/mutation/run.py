@@ -38,8 +38,8 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("decide/slots.py", "if pod.is_rejected:", "if False:", ""),
     ],
     ("api/cormorant_client", "tests/unit/client"): [
-        ("address.py", "parts.username or ", "", "test_head.py"),
-        ("address.py", "parts.password or ", "", "test_head.py"),
+        ("transport.py", "parts.username or ", "", "test_head.py"),
+        ("transport.py", "parts.password or ", "", "test_head.py"),
         ("transport.py", "is_reusable and not self.closed.is_set() and ", "is_reusable and ", "test_head.py"),
     ],
     ("api/cormorant_api", "tests/unit/api"): [

@@ -19,8 +19,7 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_cli.__main__ import run
 from cormorant_client import BadAddress, ClientError, connect
-from cormorant_client.address import parse_address
-from cormorant_client.transport import Broken, Transport
+from cormorant_client.transport import Broken, Transport, parse_address
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
 

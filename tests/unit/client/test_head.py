@@ -28,10 +28,9 @@ from cormorant_client import (
     VersionTaken,
     connect,
 )
-from cormorant_client.address import parse_address
 from cormorant_client.errors import error_for
 from cormorant_client.head import HeadConnection, parse_events
-from cormorant_client.transport import Transport
+from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
