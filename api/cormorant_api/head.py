@@ -22,15 +22,14 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import structlog
 
-from cormorant_api.batches.feeder import BatchFeeder
-from cormorant_api.batches.ledger import Ledger
-from cormorant_api.control.event_ring import EventRing
 from cormorant_api.control.journal import Journal
 from cormorant_api.control.leases import PauseKeeper
 from cormorant_api.control.metrics import HeadMetrics, RateWindow
 from cormorant_api.errors import ApiError, HeadFault
+from cormorant_api.http.bodies import UploadRoom
 from cormorant_api.http.tokens import HeadTokens
-from cormorant_api.http.uploads import UploadRoom
+from cormorant_api.ledger import BatchFeeder, Ledger
+from cormorant_api.notifier import EventRing
 from cormorant_api.settings import HeadSettings
 from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import WeightStore

@@ -1,12 +1,19 @@
-"""Wakes coroutines of any event loop from any thread; long polls wait on it."""
+"""Wakes coroutines of any event loop from any thread, and keeps the newest items of a stream for listeners that read at
+their own pace; one that falls behind is dropped.
+"""
 
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from typing import TypeVar
+from datetime import UTC, datetime
+from typing import Any, Generic, TypeVar
+
+from cormorant_contract.rest.live import Event
 
 Found = TypeVar("Found")
+Item = TypeVar("Item")
 
 
 class AsyncNotifier:
@@ -51,3 +58,70 @@ class AsyncNotifier:
 def _wake(future: "asyncio.Future[None]") -> None:
     if not future.done():
         future.set_result(None)
+
+
+class Ring(Generic[Item]):
+    """The last items by position, from 0. Thread-safe."""
+
+    def __init__(self, capacity: int, *, most_listeners: int) -> None:
+        self.notifier = AsyncNotifier()
+        """Notified at every item."""
+        self.listeners = 0
+        self.dropped_listeners = 0
+        self.end = 0
+        """Position after the newest item."""
+        self._most_listeners = most_listeners
+        self._guard = threading.Lock()
+        """Guards the items, `end` and the listener counts."""
+        self._items: deque[Item] = deque(maxlen=capacity)
+
+    def append(self, make: Callable[[int], Item]) -> None:
+        """Add what `make` returns for its position."""
+        with self._guard:
+            self._items.append(make(self.end))
+            self.end += 1
+        self.notifier.notify()
+
+    @property
+    def begin(self) -> int:
+        """Position of the oldest item."""
+        return self.end - len(self._items)
+
+    def read(self, position: int, most: int = 256) -> tuple[list[Item], int] | None:
+        """Items from a position on, and the next position; None if some were already dropped."""
+        with self._guard:
+            first = position - self.begin
+            if first < 0:
+                return None
+            found = [self._items[i] for i in range(first, min(len(self._items), first + most))]
+            return found, position + len(found)
+
+    def enter(self) -> bool:
+        """Admit a listener; False if there are too many."""
+        with self._guard:
+            is_admitted = self.listeners < self._most_listeners
+            self.listeners += is_admitted
+            return is_admitted
+
+    def leave(self, *, was_slow: bool = False) -> None:
+        with self._guard:
+            self.listeners -= 1
+            self.dropped_listeners += was_slow
+
+
+class EventRing(Ring[Event]):
+    """The last events of this head, for `GET /v1/events`."""
+
+    def __init__(self, *, epoch: str, capacity: int = 4096) -> None:
+        super().__init__(capacity, most_listeners=64)
+        self._epoch = epoch
+
+    def add(self, kind: str, **fields: Any) -> None:
+        self.append(lambda number: Event(id=f"{self._epoch}-{number}", kind=kind, time=datetime.now(UTC), **fields))
+
+    def position_after(self, last_event_id: str) -> int:
+        """Position after an event id; the oldest retained event for an unknown id."""
+        epoch, _, digits = last_event_id.rpartition("-")
+        if epoch != self._epoch or not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
+            return self.begin
+        return min(max(self.begin, int(digits) + 1), self.end)

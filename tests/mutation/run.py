@@ -43,11 +43,11 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("transport.py", "is_reusable and not self.closed.is_set() and ", "is_reusable and ", "test_head.py"),
     ],
     ("api/cormorant_api", "tests/unit/api"): [
-        ("batches/ledger.py", "entry.deliveries == delivery and ", "", "test_ledger.py"),
-        ("batches/ledger.py", "number is None or number in self._returned:", "number is None:", "test_ledger.py"),
-        ("batches/ledger.py", "not entry.senders and not entry.is_read()", "not entry.senders", "test_ledger.py"),
+        ("ledger.py", "entry.deliveries == delivery and ", "", "test_ledger.py"),
+        ("ledger.py", "number is None or number in self._returned:", "number is None:", "test_ledger.py"),
+        ("ledger.py", "not entry.senders and not entry.is_read()", "not entry.senders", "test_ledger.py"),
         (
-            "batches/ledger.py",
+            "ledger.py",
             "if 0 <= entry.loan.min_version < oldest_version",
             "if entry.loan.min_version < oldest_version",
             "test_ledger.py",

@@ -14,11 +14,11 @@ from statistics import quantiles
 
 import yaml
 
-from cormorant_api.control.event_ring import Ring
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import HeadTokens
 from cormorant_api.live.previews import find_picture, size_of
 from cormorant_api.live.report import make_report
+from cormorant_api.notifier import Ring
 from cormorant_api.settings import HeadSettings
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.job import CollectorJob

@@ -12,12 +12,12 @@ import numpy as np
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from cormorant_api.batches.ledger import Lent
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
+from cormorant_api.http.bodies import LEAVING_KEY, End, memory_response, while_connected
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import LEAVING_KEY, End, memory_response, while_connected
+from cormorant_api.ledger import Lent
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, guarded
 from cormorant_contract.rest.base import (
     ACK_WITHIN,

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
+from cormorant_api.http.bodies import STILL_HERE, SlowReader, event_stream
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import STILL_HERE, SlowReader, event_stream
 from cormorant_api.live.moments import Moments, as_frame
 from cormorant_api.live.previews import peek
 from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded

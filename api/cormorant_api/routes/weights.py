@@ -12,9 +12,8 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
+from cormorant_api.http.bodies import memory_response, receive, size_of_body
 from cormorant_api.http.tokens import Role
-from cormorant_api.http.transfer import memory_response
-from cormorant_api.http.uploads import receive, size_of_body
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
 from cormorant_api.weights.publisher import ALL_MODELS, matches
 from cormorant_api.weights.updates import update_id, version_of

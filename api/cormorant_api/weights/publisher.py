@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
-from cormorant_api.http.uploads import Received, parse_body, refusal_of
+from cormorant_api.http.bodies import Received, parse_body, refusal_of
+from cormorant_api.notifier import EventRing
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX, make_etag

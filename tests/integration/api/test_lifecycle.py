@@ -181,7 +181,7 @@ def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monke
 
 
 def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cormorant_api.http.protocol._REST_WITHIN_S", 0.2)
+    monkeypatch.setattr("cormorant_api.http.listener._REST_WITHIN_S", 0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endless.anonymous.port, timeout=30)
     connection.putrequest("PUT", "/v1/models/policy/weights")
     connection.putheader("Content-Length", str(1 << 20))

@@ -20,7 +20,7 @@ ANSWERS = "restore its state"
 STEPS = (
     # When, the function, a word among its arguments; whether the count of the state is kept from there on, and its
     # weights.
-    ("before", "cormorant_api.routes.state:parse_body", "", False, False),
+    ("before", "cormorant_api.routes.control:parse_body", "", False, False),
     ("before", f"{QUIESCE}.restore", "", False, False),
     ("before", f"{QUIESCE}.replies", ANSWERS, False, False),
     ("after", "cormorant_worker.fleet.fleet:WorkerFleet.restore", "", False, False),

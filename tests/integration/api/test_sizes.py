@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cormorant_api.http.uploads import UploadRoom
+from cormorant_api.http.bodies import UploadRoom
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.collecting import make_job

@@ -15,7 +15,7 @@ import pytest
 import safetensors.numpy
 
 from cormorant_api.errors import ApiError
-from cormorant_api.http.uploads import UploadRoom
+from cormorant_api.http.bodies import UploadRoom
 from cormorant_api.weights.store import WeightStore
 from cormorant_cli import __main__ as command_line
 from cormorant_testing.collecting import make_job

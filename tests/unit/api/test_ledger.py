@@ -12,8 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cormorant_api.batches.feeder import BatchFeeder
-from cormorant_api.batches.ledger import Ledger
+from cormorant_api.ledger import BatchFeeder, Ledger
 from cormorant_testing.clock import Clock
 
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from cormorant_api.batches.ledger import Ledger
 from cormorant_api.control.metrics import RateWindow
+from cormorant_api.ledger import Ledger
 from cormorant_api.status import tasks_of, wait_for_learner
 from cormorant_testing.clock import Clock
 from cormorant_testing.stats import make_stats

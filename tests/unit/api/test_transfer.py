@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_api.http.transfer import LEAVING_KEY, End, PacedResponse, SlowReader, memory_response
+from cormorant_api.http.bodies import LEAVING_KEY, End, PacedResponse, SlowReader, memory_response
+from cormorant_api.notifier import EventRing
 from cormorant_api.routes.weights import preferred_wait_s
 from cormorant_api.weights.publisher import check_preconditions
 
