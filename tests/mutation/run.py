@@ -65,9 +65,9 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
             "self.settled_frames = frames",
             "test_journal.py",
         ),
-        ("http/tokens.py", "if role < needed:", "if False:", "test_tokens.py"),
-        ("http/tokens.py", "if mode & 0o007:", "if False:", "test_tokens.py"),
-        ("http/tokens.py", "len(set(found.values())) != len(found)", "False", "test_tokens.py"),
+        ("http/tokens.py", "if role < needed:", "if False:", "test_refusals.py"),
+        ("http/tokens.py", "if mode & 0o007:", "if False:", "test_refusals.py"),
+        ("http/tokens.py", "len(set(found.values())) != len(found)", "False", "test_refusals.py"),
     ],
     ("api/cormorant_contract", "tests/unit/contract"): [
         ("tensor_file.py", "if entry.begin != at:", "if entry.begin < at:", "test_tensor_file.py"),

@@ -22,14 +22,14 @@ from cormorant_testing.serving import Served, serve
 
 def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     first = endless.data.get("/v1/batches/next?wait=30&consumer=one")
-    batch, decoded = first.headers["cormorant-batch-id"], decode(memoryview(first.body))
+    batch, decoded = first.batch, decode(memoryview(first.body))
     assert (decoded.id, decoded.num_frames) == (batch, int(first.headers["cormorant-frames"])) == (batch, 20)
     assert int(first.headers["cormorant-min-version"]) == decoded.min_version
     assert first.headers["content-type"] == "application/vnd.safetensors"
     assert first.headers["cormorant-ack-within"] == "1"
     assert endless.data.post(f"/v1/batches/{batch}/release?delivery=1").status == 204
     again = endless.data.get("/v1/batches/next?wait=30&consumer=two")
-    assert again.headers["cormorant-batch-id"] == batch
+    assert again.batch == batch
     assert again.headers["cormorant-delivery"] == "2"
     rest = len(again.body) - int.from_bytes(again.body[:8], "little")
     assert again.body[-rest:] == first.body[-rest:]
@@ -37,15 +37,15 @@ def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     assert endless.data.post(f"/v1/batches/{batch}/ack").status == 204
     assert endless.data.post(f"/v1/batches/{batch}/release?delivery=1").status == 204
     following = endless.data.get("/v1/batches/next?wait=30&consumer=two")
-    assert following.headers["cormorant-batch-id"] != batch
-    endless.data.post(f"/v1/batches/{following.headers['cormorant-batch-id']}/ack")
+    assert following.batch != batch
+    endless.data.ack(following)
     assert endless.data.post("/v1/batches/nope-1/ack").kind == "unknown-batch"
 
 
 def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.routes.batches._KEPT_WITHIN_S", 0.3)
     api = endless.data
-    batch = api.get("/v1/batches/next?wait=30").headers["cormorant-batch-id"]
+    batch = api.get("/v1/batches/next?wait=30").batch
     answered = threading.Event()
     endless.server.head.journal._writer.submit(answered.wait)  # until it is set, nothing is written
     try:
@@ -54,7 +54,7 @@ def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkey
             assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "store-failed", "2")
             assert f"the acknowledgement of {batch} was not written down within 0.3 s" in reply.json["detail"]
         other = api.get("/v1/batches/next?wait=30")
-        assert (other.status, other.headers["cormorant-batch-id"] != batch) == (200, True)
+        assert (other.status, other.batch != batch) == (200, True)
         assert endless.reader.get("/v1/status").status == 200
     finally:
         answered.set()
@@ -106,7 +106,7 @@ def test_unacknowledged_batches_hold_up_workers_only(folder: Path) -> None:
         while (before := stepped()) != (time.sleep(0.3) or stepped()):
             assert time.monotonic() < deadline, "workers go on though nobody takes anything"
         assert served.status["queue"]["lent"] == 3
-        served.data.post(f"/v1/batches/{held[0].headers['cormorant-batch-id']}/ack")
+        served.data.ack(held[0])
         assert served.data.get("/v1/batches/next?wait=30").status == 200
         assert stepped() >= before
 

@@ -4,6 +4,7 @@ import http.client
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -27,7 +28,7 @@ from cormorant_testing.chaos.world import SmallDisk
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.scripts import until, unused_port
-from cormorant_testing.serving import Api, Served, serve, take, weights_file
+from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -48,7 +49,7 @@ def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
     assert endless.writer.delete(two.headers["location"]).status == 204
     assert endless.writer.delete(two.headers["location"]).status == 204, "gone already"
     until(lambda: endless.reader.get("/v1/pauses").json["state"] == "running")
-    take(endless)
+    endless.data.take()
 
 
 def test_the_shorthands_are_a_lease_of_the_owner_default(endless: Served) -> None:
@@ -87,12 +88,12 @@ def pop_ids(arrays: dict[str, np.ndarray]) -> set[int]:
 def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), queue={"capacityBatches": 2})
     with serve(job, directory=folder) as served:
-        take(served)
+        served.data.take()
         # At a pause, with nothing left to take: then the state is all there is.
         served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
         saved = served.writer.get("/v1/state")
         assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
-        while take(served, wait=0.5).status == 200:
+        while served.data.take(wait=0.5).status == 200:
             pass
         assert served.writer.get("/v1/state").body == saved.body
         assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
@@ -101,7 +102,7 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
             served.writer.post("/v1/resume")
             found, ids = [], set()
             for _ in range(count):
-                arrays = safetensors.numpy.load(take(served).body)
+                arrays = safetensors.numpy.load(served.data.take().body)
                 ids |= pop_ids(arrays)
                 found.append(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
             served.writer.post("/v1/pause", {"wait_seconds": 60})
@@ -128,7 +129,7 @@ def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
         assert endless.writer.put("/v1/state", state).status == 200
     finally:
         endless.writer.post("/v1/resume")
-    assert take(endless).status == 200
+    assert endless.data.take().status == 200
 
 
 def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
@@ -277,7 +278,7 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
         return len(events) >= 8 and {"accepted", "applied", "update", "published"} <= {event.kind for event in events}
 
     # How many batches one worker makes before the other takes the new weights depends on the machine.
-    until(lambda: take(endless, wait=0.1) and has_all())
+    until(lambda: endless.data.take(wait=0.1) and has_all())
     many = read_events(endless.reader, limit=ring.end - number, Last_Event_ID=f"{epoch}-{number - 1}")
     assert many[0] == first
     numbers = [int(event["id"].rpartition("-")[2]) for event in many]
@@ -299,11 +300,58 @@ def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:
             assert served.status["desired"]["paused"] == paused
 
 
+def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
+    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
+        status = served.status
+        assert [group["desired"] for group in status["groups"]] == [1]
+        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
+        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
+        assert status["desired"]["groups"] == {"cpu": 1}
+
+
+def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
+        assert served.operator.put("/v1/desired", {"groups": {"gpu": 1}}).json["known"] == ["cpu"]
+        assert served.operator.put("/v1/desired", {"groups": {"cpu": 0}}).kind == "last-worker"
+        asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
+        assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
+        assert served.operator.put("/v1/desired", {}).status == 422
+        until(lambda: not served.status["desired"]["pending"])
+        assert served.status["desired"]["error"] == ""
+        until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
+        frozen = served.fleet.stats().workers[1].pid
+        os.kill(frozen, signal.SIGSTOP)
+        assert served.operator.put("/v1/desired", {"groups": {"cpu": 1}}).json["pending"], "cpu-1 has not ended"
+        os.kill(frozen, signal.SIGCONT)
+        until(lambda: served.data.take(wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
+        until(lambda: not served.status["desired"]["pending"])
+
+
+def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
+            asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}, "empty_slots": empty})
+            assert (asked.status, asked.json["empty_slots"]) == (200, empty)
+            until(
+                lambda workers=workers: (
+                    served.data.take(wait=0.1)
+                    and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
+                )
+            )
+            assert served.status["desired"]["empty_slots"] == empty
+        nameless = served.operator.put("/v1/desired", {"paused": True, "empty_slots": {"cpu": [0]}})
+        assert nameless.status == 422
+        assert "empty_slots names cpu and groups does not" in nameless.body.decode()
+
+
 def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4)
     with serve(job, directory=folder, workers=1, epoch=3, floor_frames=1000) as served:
         assert served.status["frames"]["collected"] >= 1000
-        arrays = safetensors.numpy.load(take(served).body)
+        arrays = safetensors.numpy.load(served.data.take().body)
         assert {attempt_of(number)[3] for number in pop_ids(arrays)} == {2}, "heads have epochs of their own"
 
 
@@ -329,14 +377,14 @@ def test_head_that_lost_the_weights_waits_for_a_learner_that_publishes(folder: P
         assert [lease["owner"] for lease in status["pauses"]] == ["cormorant-weights"]
         # Numbers go on after those that were lost.
         assert served.writer.put("/v1/models/policy/weights", weights_file(1)).json["version"] == 4261
-        assert versions_of(take(served)) == {4261}
+        assert versions_of(served.data.take()) == {4261}
         until(lambda: missing(served)["status"] == "False")
 
 
 def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
     with serve(job, directory=folder, published_version=7, weights_within_s=0.5) as served:
-        assert versions_of(take(served)) == {0}
+        assert versions_of(served.data.take()) == {0}
         until(lambda: "initial weights" in missing(served)["message"])
         events, _ = served.server.head.events.read(0) or ([], 0)
         told = [event.reason for event in events if event.kind == "weights_missing"]
@@ -375,7 +423,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8))
     checker = make_checker(2, lengths=(3, 8))
     with serve(job, directory=folder) as served:
-        checker.take(decode(memoryview(take(served).body)).tensordict())
+        checker.take(decode(memoryview(served.data.take().body)).tensordict())
         assert served.operator.post("/v1/drain").json["draining"]
         # A learner that waited for the next head with its weights would not take what is left.
         weights = safetensors.numpy.save({"weight": np.ones(1, np.float32)})
@@ -386,7 +434,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert (refused.status, refused.kind) == (503, "draining")
         # A Service that left it out would cut learners off from what is left to take.
         assert served.anonymous.get("/readyz").status == 200
-        while (reply := take(served)).status != 503:
+        while (reply := served.data.take()).status != 503:
             if reply.status == 200:
                 checker.take(decode(memoryview(reply.body)).tensordict())
         assert (reply.kind, reply.headers["retry-after"]) == ("draining", "2"), "the next head goes on"

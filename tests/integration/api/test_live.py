@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from cormorant_api.live import moments as live_module
@@ -219,9 +218,7 @@ def test_pictures_are_those_of_the_environment_and_change(watched: Served, worke
 @pytest.mark.timeout(300)
 def test_environments_of_an_actor_on_ray_are_shown(tmp_path: Path) -> None:
     job = make_job(num_envs=2, observation="image", queue={"onFull": "drop_oldest"}, lengths=(3, 8), step_s=0.002)
-    manifest = tmp_path / "job.yaml"
-    manifest.write_text(yaml.safe_dump(job.to_document()))
-    with HeadProcess(manifest, tmp_path / "head", "--fleet", "ray") as head:
+    with HeadProcess(job, tmp_path / "head", "--fleet", "ray") as head:
         api, seen = head.api("read"), set[bytes]()
         until(lambda: seen.add(look(api, "cpu-0", 1).tobytes()) or len(seen) >= 3)
         head.end()

@@ -1,19 +1,25 @@
-"""`/metrics` of a head over a real fleet: it says what the API says, and stays small."""
+"""`/metrics` of a head over a real fleet: it says what the API says, and stays small, as do the head's readings."""
 
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_api.routes.status import scrape
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import HeadSettings
 from cormorant_contract.metrics import BUDGET, METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import served as with_servers
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
+from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.launch import load_job
 
 WEIGHTS = "/v1/models/policy/weights"
@@ -110,6 +116,29 @@ def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:
     for name, samples in before.items():
         for labels, value in samples.items():
             assert after[name][labels] >= value, (name, labels)
+
+
+class CountingFleet(WorkerFleet):
+    """Counts the readings of all workers, and the others."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.readings = {True: 0, False: 0}
+        super().__init__(*args, **kwargs)
+
+    def stats(self, *, workers: bool = True) -> FleetStats:
+        self.readings[workers] += 1
+        return super().stats(workers=workers)
+
+
+def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
+    with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server:
+        began = time.monotonic()
+        fleet = server.start_fleet(FleetOptions(workers=1), make=CountingFleet)
+        until(lambda: fleet.readings[False] >= 4)
+        for _ in range(20):
+            assert Served(server).reader.get("/v1/status").status == 200
+        assert fleet.readings[True] <= 1 + (time.monotonic() - began) / 1.0
+        assert fleet.readings[True] < fleet.readings[False]
 
 
 @pytest.mark.slow

@@ -106,7 +106,7 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
         assert reply.status in (200, 202), reply
         while (batch := served.reader.get("/v1/batches/next?consumer=learner&wait=10")).status == 200:
             given.append(batch.headers.get("traceparent", ""))
-            served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+            served.reader.ack(batch)
     collector.flush()
     assert collector.resources[0]["service.name"] == "cormorant-head"
     assert collector.resources[0]["cormorant.job"] == job.metadata.name
@@ -145,7 +145,7 @@ def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp
         for _ in range(4):
             batch = served.reader.get("/v1/batches/next?wait=30")
             assert batch.status == 200, batch
-            served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+            served.reader.ack(batch)
 
 
 def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -377,7 +377,7 @@ def test_status_is_live_on_a_terminal_until_it_is_interrupted(command: Any, serv
         """Take batches, or the count of frames no longer grows."""
         batch = served.data.get("/v1/batches/next?wait=0.1")
         if batch.status == 200:
-            served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+            served.data.ack(batch)
 
     with Terminal("status", "--watch", "--interval", "0.2") as watch:
         watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 3, meanwhile=take)

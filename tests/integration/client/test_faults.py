@@ -1,27 +1,33 @@
-"""What is killed, slow or away: every frame still comes, and none twice after it was acknowledged."""
+"""What is killed, slow or away: every frame still comes, and none twice after it was acknowledged; a learner goes on
+from one place, with what it published.
+"""
 
+import hashlib
+import json
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import ExitStack, closing
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
-from cormorant_client import Client, LearnerLink, connect
+from cormorant_client import Client, LearnerLink, WeightsError, connect
+from cormorant_client.publishing import make_body
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.heads import HeadProcess
+from cormorant_testing.heads import START_S, HeadProcess
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until, unused_port
-from cormorant_testing.serving import serve
+from cormorant_testing.serving import Served, serve
 
 OPTIONS = {"lengths": (3, 1, 7)}
-START_S = 90
 
 
 def counting_head(directory: Path, *, total: int, ack_within_s: float, workers: int = 1) -> Any:
@@ -120,13 +126,12 @@ def test_learner_survives_a_drained_killed_deleted_head(tmp_path: Path) -> None:
         num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20, "totalFrames": total},
         queue={"capacityBatches": 4}, step_s=0.005, **OPTIONS,
     )  # fmt: skip
-    manifest, folder, tokens = tmp_path / "job.json", tmp_path / "head", tmp_path / "tokens.json"
-    manifest.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    folder, tokens = tmp_path / "head", tmp_path / "tokens.json"
     where = (
         "--port", str(unused_port()), "--data-port", str(unused_port()), "--token-file", str(tokens),
         "--drain-seconds", "20",
     )  # fmt: skip
-    with HeadProcess(manifest, folder, *where) as head:
+    with HeadProcess(job, folder, *where) as head:
         url = head.wait_for("head_ready")["url"]
         with connect(url, token_file=tokens) as client:
             learner = Learner(client)
@@ -134,14 +139,14 @@ def test_learner_survives_a_drained_killed_deleted_head(tmp_path: Path) -> None:
             assert head.end(signal.SIGTERM) == 128 + signal.SIGTERM
             drained = learner.frames
             assert int((folder / "journal").read_text().split()[1]) == drained, "nothing is collected twice"
-            with HeadProcess(manifest, folder, *where) as second:
+            with HeadProcess(job, folder, *where) as second:
                 learner.wait_for(drained + 300)
                 second.kill()
-            with HeadProcess(manifest, folder, *where) as third:
+            with HeadProcess(job, folder, *where) as third:
                 learner.wait_for(drained + 600)
                 third.kill()
             # Only the learner knows what was settled.
-            with HeadProcess(manifest, tmp_path / "another", *where, "--epoch", "4"):
+            with HeadProcess(job, tmp_path / "another", *where, "--epoch", "4"):
                 learner.join()
     assert len(learner.epochs) == 4
     assert learner.version >= total // 100
@@ -188,3 +193,119 @@ def test_batch_that_a_new_head_lends_before_the_learner_has_published_is_dropped
             assert client.publish(weights, wait=30).version == version + 1
             assert next(batches)["collector", "policy_version"].unique().tolist() == [version + 1]
             assert ledger.counts().stale_frames == 8
+
+
+def client_of(served: Served) -> Client:
+    return connect(served.server.url, token=served.writer.token, reconnect_s=0)
+
+
+def pair(client: Client, version: int) -> tuple[float, str | None]:
+    """The weights of a version, and the metadata that came with them."""
+    found = client.weights(version=version)
+    return float(found.numpy()["number"]), found.metadata.get("learner")
+
+
+def test_metadata_is_of_one_publish_whoever_makes_it_and_outlives_the_head(tmp_path: Path) -> None:
+    job = make_job(num_envs=1, policy="versioned", action="box", collection={"framesPerBatch": 30})
+    with serve(job, directory=tmp_path) as served, client_of(served) as one, client_of(served) as two:
+        first = one.publish({"policy": numbered(1)}, metadata={"learner": "one 1"}).version
+        assert two.publish(numbered(2), metadata={"learner": "two 2"}).version == first + 1
+        # `one` does not know of it, and asks for the same number.
+        assert one.publish(numbered(3), metadata={"learner": "one 3"}).version == first + 2
+        assert [pair(two, first + n) for n in range(3)] == [(1, "one 1"), (2, "two 2"), (3, "one 3")]
+        assert pair(one, one.rollback(first + 2).version) == (3, "one 3")
+        assert pair(one, one.publish(numbered(5)).version) == (5, None)
+        last = one.rollback(first + 2).version
+    with serve(job, directory=tmp_path) as served, client_of(served) as client:
+        assert pair(client, last) == (3, "one 3")
+        text = "x" * ((1 << 20) - len('{"learner": ""}'))
+        assert pair(client, client.publish(numbered(1), metadata={"learner": text}).version) == (1, text)
+    with pytest.raises(WeightsError, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
+        make_body(numbered(1), metadata={"learner": text + "x"})
+
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+TOTAL, BATCH = 3001, 256
+UPDATES = 12
+"""The last batch has the frames that are left."""
+STEPS = 10 * BATCH // 64
+"""Steps of the optimizer in an update."""
+
+
+@contextmanager
+def learning(head: HeadProcess, checkpoints: Path) -> Iterator[subprocess.Popen[str]]:
+    ready = head.wait_for("head_ready")
+    learner = subprocess.Popen(
+        [
+            sys.executable, EXAMPLES / "rest_ppo_halfcheetah.py", "--url", ready["url"],
+            "--token-file", ready["token_file"], "--checkpoints", checkpoints,
+        ],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    with learner:
+        try:
+            yield learner
+        finally:
+            learner.kill()
+
+
+def read_line(learner: subprocess.Popen[str]) -> dict[str, Any]:
+    assert learner.stdout is not None
+    line = learner.stdout.readline()
+    assert line, "the learner ended early"
+    return dict(json.loads(line))
+
+
+def published(client: Client) -> dict[str, Any]:
+    """The newest version with its state; checks that the optimizer's file belongs to it."""
+    time.sleep(1)  # the head may still be reading a request of the learner that was killed
+    version = client.models().version
+    state: dict[str, Any] = json.loads(client.weights(version=version).metadata["learner"])
+    content = Path(state["checkpoint"]).read_bytes()
+    assert hashlib.sha256(content).hexdigest() == state["sha256"]
+    optimizer = torch.load(state["checkpoint"], weights_only=True)["optimizer"]
+    assert {int(entry["step"]) for entry in optimizer["state"].values()} == {state["updates"] * STEPS}
+    assert optimizer["param_groups"][0]["lr"] == state["learning_rate"]
+    assert version == state["updates"] + 1
+    assert state["frames"] == state["updates"] * BATCH
+    return {"version": version, "updates": state["updates"], "frames": state["frames"]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * START_S)
+def test_a_killed_learner_goes_on_from_one_place(tmp_path: Path) -> None:
+    job = yaml.safe_load((EXAMPLES / "halfcheetah-ppo.yaml").read_text())
+    job["spec"]["env"]["envpool"]["numEnvs"] = 4
+    job["spec"]["collection"].update(framesPerBatch=BATCH, totalFrames=TOTAL)
+    manifest, checkpoints = tmp_path / "job.yaml", tmp_path / "checkpoints"
+    manifest.write_text(yaml.safe_dump(job))
+    lines: list[dict[str, Any]] = []
+    with HeadProcess(manifest, tmp_path / "head", "--ack-within", "2", "--linger-seconds", "5") as head:
+        ready = head.wait_for("head_ready")
+        with connect(ready["url"], token_file=ready["token_file"]) as client:
+            with learning(head, checkpoints) as learner:
+                assert read_line(learner) == {"event": "start", "version": 1, "updates": 0, "frames": 0}
+                lines += [read_line(learner) for _ in range(3)]  # killed between two updates, or in the next one
+            before = published(client)
+            with learning(head, checkpoints) as learner:
+                assert read_line(learner) == {"event": "start", **before}
+                # Killed before it publishes, or soon after.
+                until((checkpoints / "update-7.pt").exists, seconds=START_S, every_s=0.001)
+                learner.kill()
+                assert learner.stdout is not None
+                lines += [json.loads(line) for line in learner.stdout]
+            before = published(client)
+            with learning(head, checkpoints) as learner:
+                assert read_line(learner) == {"event": "start", **before}
+                while lines[-1]["updates"] < UPDATES:
+                    lines.append(read_line(learner))
+                frames = client.status().frames
+                assert learner.stdout is not None
+                assert learner.stdout.read().startswith(f"{UPDATES} updates, {TOTAL} frames, ")
+                assert learner.wait(START_S) == 0
+        assert frames.collected == TOTAL
+    updates = [line["updates"] for line in lines]
+    assert len(set(updates)) == len(updates), "an update was made twice"
+    assert set(range(1, UPDATES + 1)) - set(updates) <= {4, 7}, "an update is missing that was not cut short"
+    assert [line["version"] for line in lines] == [number + 1 for number in updates]
+    assert [line["frames"] for line in lines] == [min(number * BATCH, TOTAL) for number in updates]

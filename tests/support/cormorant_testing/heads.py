@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import yaml
 
+from cormorant_contract.job import CollectorJob
 from cormorant_testing.scripts import Logged, environment
 from cormorant_testing.serving import Api
 from manifest_making import collector_job
@@ -36,9 +37,13 @@ class HeadProcess(Logged):
     wait_s = START_S
 
     def __init__(
-        self, manifest: Path, directory: Path, *options: str, module: Sequence[str] = ("cormorant_api",)
+        self, job: Path | CollectorJob, directory: Path, *options: str, module: Sequence[str] = ("cormorant_api",)
     ) -> None:
+        """`job`: its manifest, or the job itself, which is written beside the directory."""
         self.directory = directory
+        manifest = job if isinstance(job, Path) else directory.with_suffix(".yaml")
+        if not isinstance(job, Path):
+            manifest.write_text(yaml.safe_dump(job.to_document()))
         command = [
             sys.executable, "-m", *module, "--job", str(manifest), "--port", "0",
             "--directory", str(directory), "--workers", "1", "--linger-seconds", "0.5", *options,

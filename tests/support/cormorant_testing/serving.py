@@ -36,6 +36,11 @@ class Reply:
         assert self.headers["content-type"] == "application/problem+json", self
         return str(self.json["type"]).rpartition("/")[2]
 
+    @property
+    def batch(self) -> str:
+        """The id of the batch."""
+        return self.headers["cormorant-batch-id"]
+
 
 @dataclass
 class Api:
@@ -75,7 +80,7 @@ class Api:
         return self.call("DELETE", path)
 
     def ack(self, batch: Reply) -> Reply:
-        return self.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+        return self.post(f"/v1/batches/{batch.batch}/ack")
 
     def take(self, *, wait: float = 30, consumer: str = "anonymous") -> Reply:
         reply = self.get(f"/v1/batches/next?wait={wait}&consumer={consumer}")
@@ -116,10 +121,6 @@ def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> It
         yield Served(server)
     left = [t.name for t in threading.enumerate() if t not in before and not t.daemon and "control" not in t.name]
     assert not [name for name in left if "port" in name], left
-
-
-def take(served: Served, wait: float = 30) -> Reply:
-    return served.data.take(wait=wait)
 
 
 def weights_file(version: float = 1.0, **changes: Any) -> bytes:

@@ -1,15 +1,30 @@
-"""Roles by token, token files, a head's addresses, and what one without tokens takes for a page of another site."""
+"""What a head refuses, and for how long: exit codes tell wrong input from what may pass; roles by token, token files,
+addresses, and what a head without tokens takes for a page of another site.
+"""
 
+import errno
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from cormorant_api.errors import ApiError, HeadFault, TokenError
+from cormorant_api.errors import ApiError, HeadFault, StoreError, TokenError, exit_code_of
 from cormorant_api.http.tokens import HeadTokens, Role, write_tokens
 from cormorant_api.routes.routing import refuse_cross_origin, refuse_other_hosts
 from cormorant_api.settings import HeadSettings
+from cormorant_testing.scripts import run_script
+from cormorant_worker.errors import (
+    CormorantError,
+    DatasetError,
+    DeviceUnavailable,
+    EnvBuildError,
+    EnvCrashed,
+    ManifestError,
+    WorkerFailed,
+)
 
 TOKENS = {Role.READ: "r" * 20, Role.WRITE: "w" * 20, Role.OPERATOR: "o" * 20}
 
@@ -137,3 +152,59 @@ def test_a_name_that_was_made_to_lead_here_is_refused() -> None:
         with pytest.raises(ApiError, match="http://localhost, or start the head with tokens") as refused:
             refuse_other_hosts({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
         assert refused.value.status == 403
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ManifestError("numEnvs"), 2),
+        (EnvBuildError("takes no such argument"), 2),
+        (HeadFault("--tls-cert and --tls-key must be given together"), 2),
+        (caused(ManifestError("cannot read nope.yaml"), FileNotFoundError("nope.yaml")), 2),
+        (WorkerFailed("no such policy", kind="PolicyLoadError"), 2),
+        (WorkerFailed("cpu-0 was killed"), 1),
+        (WorkerFailed("it raised", kind="EnvCrashed"), 1),
+        (EnvCrashed("it raised"), 1),
+        (CormorantError("anything else"), 1),
+        (StoreError("the disk did not take weights"), 3),
+        (TokenError("others changed the Secret"), 3),
+        (caused(DatasetError("full"), OSError(errno.ENOSPC, "no space left")), 3),
+        (caused(DatasetError("stale"), caused(ValueError("x"), OSError(errno.ESTALE, "stale"))), 3),
+        (caused(EnvBuildError("roms"), PermissionError("roms")), 3),
+        (DeviceUnavailable("no GPU"), 3),
+        (WorkerFailed("gpu-0: no GPU", kind="DeviceUnavailable"), 3),
+    ],
+)
+def test_exit_codes_tell_input_from_weather(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
+
+
+def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
+    program = (
+        "import os, signal; from cormorant_api.__main__ import Signals; signals = Signals(); {}"
+        "os.kill(os.getpid(), signal.SIGTERM); print(signals.number)"
+    )
+    for setting, end in (("", (143, "")), ("signals.is_idle = False; ", (0, "15\n"))):
+        command = [sys.executable, "-c", program.format(setting)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == end, done.stderr
+
+
+PROGRAM = """
+import atexit, threading, time
+from cormorant_contract.leaving import leave
+threading.Thread(target=time.sleep, args=(600,)).start()
+atexit.register(print, "closed", flush=True)
+print("before")
+leave(7)
+"""
+
+
+def test_leaving_waits_for_no_thread_and_runs_exit_functions() -> None:
+    done = run_script(PROGRAM)
+    assert (done.returncode, done.stdout, done.stderr) == (7, "before\nclosed\n", "")

@@ -1,4 +1,6 @@
-"""What the client decodes is what the worker hands to learners in its own process: every key, value, dtype, shape."""
+"""Batches and weights as bytes: what the client decodes is what the worker hands to learners in its own process, every
+key, value, dtype and shape; what the reference library reads is what was published.
+"""
 
 import json
 from collections.abc import Sequence
@@ -8,17 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import safetensors.numpy
+import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
+from torch import nn
 
 from cormorant_client.delivery import Delivery, decode
-from cormorant_client.errors import BadBatch
+from cormorant_client.errors import BadBatch, WeightsError
+from cormorant_client.publishing import PulledWeights, make_body
 from cormorant_contract.tensor_file import parse_header
 from cormorant_postproc import MultiStep, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.policies import numbered
+from cormorant_testing.serving import weights_file
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.seeding import SeedPath
@@ -191,3 +198,84 @@ def test_post_processing_travels_with_the_batch() -> None:
     batch = decoded(data)
     assert_same(batch.tensordict(), expected)
     assert batch.numpy()["next"]["reward"].shape == (3, 5, 1)  # as they were collected
+
+
+def loaded(weights: Any, **options: Any) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(b"".join(make_body(weights, **options).pieces))
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.int32, torch.float32,
+    torch.int64, torch.float64,
+]  # fmt: skip
+
+
+def test_every_dtype_and_shape_arrives() -> None:
+    given = {f"{dtype}": torch.ones(3, 2).to(dtype) for dtype in DTYPES}
+    given |= {"scalar": torch.tensor(7.5), "empty": torch.zeros(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
+    arrays = {"array": np.arange(4, dtype=np.int32), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
+    expected = given | {name: torch.from_numpy(array) for name, array in arrays.items()}
+    assert_equal(loaded(given | arrays), {name: tensor.contiguous() for name, tensor in expected.items()})
+
+
+def test_modules_tied_weights_and_several_models() -> None:
+    first = nn.Linear(3, 3)
+    second = nn.Linear(3, 3)
+    second.weight = first.weight
+    module = nn.Sequential(first, second)
+    assert_equal(loaded(module), dict(module.state_dict()))
+    assert make_body(module).pieces == make_body(module.state_dict()).pieces, "equal weights are equal bytes"
+    body = make_body({"actor": nn.Linear(2, 1), "critic": {"w": torch.ones(2)}})
+    assert body.model == ""
+    assert set(safetensors.torch.load(b"".join(body.pieces))) == {"actor/weight", "actor/bias", "critic/w"}
+
+
+def test_tensors_are_not_copied_and_a_copy_is_independent() -> None:
+    tensor = torch.zeros(1000)
+    body = make_body({"a": tensor})
+    copied = body.copied()
+    tensor.fill_(5)
+    assert safetensors.torch.load(b"".join(body.pieces))["a"][0] == 5
+    assert safetensors.torch.load(b"".join(copied.pieces))["a"][0] == 0
+    assert copied.size_bytes == body.size_bytes
+
+
+def test_pulled_weights_are_views_and_load_into_a_module() -> None:
+    module = nn.Linear(3, 2).to(torch.bfloat16)
+    data = memoryview(bytearray(b"".join(make_body({"policy": module}).pieces)))
+    pulled = PulledWeights.read("policy", 4, '"4:x"', data)
+    assert pulled.version == 4
+    assert_equal(pulled.state_dict(), dict(module.state_dict()))
+    nn.Linear(3, 2).load_state_dict(pulled.state_dict())
+    with pytest.raises(WeightsError, match="state_dict"):
+        pulled.numpy()
+    data = memoryview(bytearray(b"".join(make_body({"w": torch.arange(3.0)}).pieces)))
+    assert PulledWeights.read("policy", 1, "", data).numpy()["w"].tolist() == [0, 1, 2]
+    with pytest.raises(WeightsError):
+        PulledWeights.read("policy", 1, "", memoryview(b"nothing of the kind"))
+
+
+def test_an_extra_state_is_left_out() -> None:
+    class Remembering(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 7}
+
+    module = nn.ModuleDict({"inner": Remembering(2, 3)})
+    assert sorted(loaded(module)) == ["inner.bias", "inner.weight"]
+    assert sorted(loaded({"actor": module})) == ["actor/inner.bias", "actor/inner.weight"]
+
+
+def test_metadata_that_is_not_strings_is_refused() -> None:
+    with pytest.raises(WeightsError, match="must map strings to strings"):
+        make_body(numbered(1), metadata={"updates": 3})  # type: ignore[dict-item]  # a learner's mistake
+    with pytest.raises(WeightsError, match="cannot be added to a safetensors file; save the file with its metadata"):
+        make_body(weights_file(1), metadata={"updates": "3"})
+    (piece, *_) = make_body({"a": numbered(1), "b": numbered(2)}, metadata={"updates": "3"}).pieces
+    assert parse_header(piece, file_size=len(piece) + 32).metadata == {"updates": "3"}
