@@ -18,7 +18,7 @@ from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
 from cormorant_worker.sinks.description import describe_job
-from cormorant_worker.sinks.local_store import local_path
+from cormorant_worker.sinks.stores import local_path
 from cormorant_worker.worker.messages import Ready
 
 

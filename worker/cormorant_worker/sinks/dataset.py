@@ -6,12 +6,13 @@
 """
 
 import errno
+import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pydantic import ValidationError
@@ -20,13 +21,10 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
-from cormorant_worker.sinks.frames import Frames, decode
-from cormorant_worker.sinks.local_store import LocalStore, local_path
+from cormorant_worker.sinks.frames import Frames, decode, joined
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
-
-if TYPE_CHECKING:
-    from cormorant_worker.sinks.object_store import DatasetStore
+from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore, local_path
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -56,7 +54,7 @@ class DatasetPart:
 class StoredDataset:
     """The files of an existing dataset, for writing, checking and reading. Every call reads the files again."""
 
-    def __init__(self, store: "DatasetStore", description: DatasetDescription) -> None:
+    def __init__(self, store: DatasetStore, description: DatasetDescription) -> None:
         """Use `open_dataset`, `find_dataset` or `existing_dataset`."""
         self.store, self.uri = store, store.uri
         self.description = description
@@ -142,6 +140,30 @@ class StoredDataset:
                 for number in range(reader.num_record_batches):
                     yield decode(schema, part.name, reader.get_batch(number), marks=marks)
 
+    def iter_trajectories(
+        self, *, parts: Sequence[DatasetPart] | None = None, schema: FrameSchema | None = None
+    ) -> Iterator[Frames]:
+        """Every trajectory of the dataset, or of some parts and leaves of it, whole, slot by slot, in the order in
+        which they ended; cut ones last. A trajectory that a later attempt of its worker continued is one trajectory,
+        under the name of the first part. `next` is stored only after the last frame. Holds the open trajectories of one
+        worker.
+        """
+        slots = itertools.groupby(self.parts() if parts is None else parts, lambda part: split_part_name(part.name)[:2])
+        for _, attempts in slots:
+            held: dict[int, list[Frames]] = {}
+            for frames in itertools.chain.from_iterable(self.iter_frames(part, schema) for part in attempts):
+                for piece in frames.by_trajectory():
+                    pieces = held.setdefault(int(piece.env[0]), [])
+                    if pieces:
+                        last = pieces[-1]
+                        if last.traj_id[-1] != piece.traj_id[0] or last.step[-1] + 1 != piece.step[0]:
+                            yield joined(pieces)
+                            pieces.clear()
+                    pieces.append(piece)
+                    if not piece.is_cut:
+                        yield joined(held.pop(int(piece.env[0])))
+            yield from map(joined, held.values())
+
     @contextmanager
     def reading(self, part: DatasetPart, record: ShardRecord, columns: Collection[str] | None = None) -> Iterator[Any]:
         """Open one shard, with all or the given columns, as a pyarrow.ipc.RecordBatchFileReader. Raises DatasetCorrupt
@@ -183,15 +205,13 @@ class StoredDataset:
         return tuple(file for file in files if file not in known)
 
 
-def open_store(uri: str) -> "DatasetStore":
+def open_store(uri: str) -> DatasetStore:
     """The store of a URI: a path, `file://`, or any scheme that fsspec knows."""
     path = local_path(uri)
     if path is not None:
         return LocalStore(path)
     if uri.endswith("://"):
         raise DatasetError(f"the dataset URI {uri} names no bucket or folder; add it, for example {uri}bucket/dataset")
-    from cormorant_worker.sinks.object_store import ObjectStore  # plain folders need no fsspec
-
     try:
         return ObjectStore(uri)
     except (ImportError, ValueError) as error:

@@ -24,7 +24,6 @@ from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset
 from cormorant_worker.sinks.export_lerobot import write_lerobot
 from cormorant_worker.sinks.export_parquet import write_parquet
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Key, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
@@ -123,7 +122,7 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     paths = _paths(description.observation_space, "observations"), _paths(description.action_space, "actions")
     episodes = steps = cut = 0
     with h5py.File(path, "w", libver="latest") as file:
-        for frames in iter_trajectories(dataset):
+        for frames in dataset.iter_trajectories():
             group = file.create_group(f"episode_{episodes}")
             for place, values in _episode_arrays(frames, *paths).items():
                 is_image = values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES
@@ -165,7 +164,7 @@ def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -
     if frames.is_cut:
         truncated = truncated.copy()
         truncated[-1] = True
-    whole = map(np.concatenate, zip(frames.observation, frames.next_observation, strict=True))
+    whole = map(np.concatenate, zip(frames.observation, frames.next_values, strict=False))
     found: dict[str, Array] = dict(zip(observation + action, (*whole, *frames.action), strict=True))
     found |= {"rewards": frames.reward, "terminations": frames.terminated, "truncations": truncated}
     found |= {"infos/policy_version": frames.policy_version, "infos/traj_id": frames.traj_id}

@@ -24,7 +24,6 @@ from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.export_parquet import nested_lists
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.schema import FrameSchema, column_name
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Leaf
 
 _FILE_BYTES = 100 << 20
@@ -197,7 +196,7 @@ def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[in
     """Write a dataset into an empty folder; returns the numbers of frames, of episodes, and of cut episodes."""
     writer = LeRobotWriter(dataset, target, fps=fps)
     cut = episodes = 0
-    for frames in iter_trajectories(dataset):
+    for frames in dataset.iter_trajectories():
         writer.add(frames)
         episodes += 1
         cut += frames.is_cut

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Array, Leaf
 
 _GROUP_BYTES = 64 << 20
@@ -39,14 +38,14 @@ def write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fal
                 columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]
                 has_next = np.isin(np.arange(len(frames)), frames.next_rows)
                 places = pa.array(np.cumsum(has_next) - 1, mask=~has_next)
-                following = zip(schema.carried, frames.next_observation + frames.next_states, strict=True)
+                following = zip(schema.carried, frames.next_values, strict=True)
                 columns += [_column(leaf, values, is_nested=is_nested).take(places) for leaf, values in following]
                 writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
                 written += len(frames)
                 ended += int(np.count_nonzero(frames.terminated | frames.truncated))
         draft.rename(target / f"{part.name}.parquet")
     no_leaves = FrameSchema(observation=(), action=())
-    cut = sum(frames.is_cut for frames in iter_trajectories(dataset, schema=no_leaves))
+    cut = sum(frames.is_cut for frames in dataset.iter_trajectories(schema=no_leaves))
     return written, ended, cut
 
 

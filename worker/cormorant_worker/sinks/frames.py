@@ -5,14 +5,15 @@ Rows are time-major: (step 0, env 0), (step 0, env 1), ... A full block is not c
 # T steps, B envs, n frames, k frames whose `next` is stored separately
 """
 
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from cormorant_worker.collect.block import Block, Carry
+from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks.schema import (
     KINDS,
     NEXT,
@@ -23,7 +24,7 @@ from cormorant_worker.sinks.schema import (
     to_arrow,
     to_numpy,
 )
-from cormorant_worker.spaces import Array, Arrays, Key, Leaf, put_nested, writable
+from cormorant_worker.spaces import Array, Arrays, Key, put_nested, writable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -141,10 +142,8 @@ class Frames:
     """[n] bool; empty for policies without recurrent state."""
     next_rows: Array
     """[k] ascending rows whose `next` is stored separately."""
-    next_observation: Arrays
-    """[k, ...] per leaf, for `next_rows`."""
-    next_states: Arrays
-    """[k, ...] each state, for `next_rows`."""
+    next_values: Arrays
+    """[k, ...] per leaf of `schema.carried`, for `next_rows`."""
 
     def __len__(self) -> int:
         return len(self.reward)
@@ -154,19 +153,29 @@ class Frames:
         """For a trajectory's frames: its end is not in the dataset, because the job ended or something died."""
         return not (self.terminated[-1] or self.truncated[-1])
 
-    def runs(self) -> list[Array]:
-        """The rows of each trajectory, by column, then time."""
+    def by_trajectory(self) -> "Iterator[Frames]":
+        """The frames of each trajectory, copied, in the order of their last rows. `next` is kept of the last row."""
         order = np.argsort(self.env, kind="stable")
         env, traj_id = self.env[order], self.traj_id[order]
-        return np.split(order, np.flatnonzero((env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])) + 1)
+        runs = np.split(order, np.flatnonzero((env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])) + 1)
+        for rows in sorted(runs, key=lambda run: int(run[-1])):
+            at = np.flatnonzero(self.next_rows == rows[-1])
+            if not len(at):
+                raise DatasetCorrupt(
+                    f"{self.part}: the observation after frame {rows[-1]} of a batch is missing; "
+                    "run `cormorant dataset verify`"
+                )
+            columns: dict[str, Any] = {name: tuple(a[rows] for a in getattr(self, name)) for name in KINDS.values()}
+            columns |= {name: getattr(self, name)[rows] for name, _ in self.schema.plain}
+            finals = tuple(values[at] for values in self.next_values)
+            yield replace(self, **columns, next_rows=np.array([len(rows) - 1]), next_values=finals)
 
     def following(self) -> Iterator[Array]:
         """Next values of each frame: [n, ...] of each observation leaf, then of each state, copied."""
         order = np.argsort(self.env, kind="stable")
         after = np.zeros(len(self), dtype=np.int64)
         after[order[:-1]] = order[1:]
-        carried, apart = self.observation + self.states, self.next_observation + self.next_states
-        for values, finals in zip(carried, apart, strict=True):
+        for values, finals in zip(self.observation + self.states, self.next_values, strict=True):
             found: Array = values[after]
             found[self.next_rows] = finals
             yield found
@@ -198,26 +207,31 @@ class Frames:
 
 def decode(schema: FrameSchema, part: str, batch: Any, *, marks: str = "") -> Frames:
     """Read a record batch without copying its leaves. `marks`: the `next.` column to read which rows have one."""
-
-    def read(leaves: tuple[Leaf, ...]) -> Iterator[Array]:
-        return (to_numpy(leaf, batch.column(column_name(leaf))) for leaf in leaves)
-
-    def read_next(leaves: tuple[Leaf, ...]) -> Iterator[Array]:
-        return (to_numpy(leaf, batch.column(NEXT + column_name(leaf)).flatten()) for leaf in leaves)
-
-    def plain(name: str) -> Array:
-        values: Array = batch.column(name).to_numpy(zero_copy_only=False)
-        return values
-
     offsets = batch.column(marks or NEXT + column_name(schema.carried[0])).offsets.to_numpy()
-    columns: dict[str, Any] = {name: tuple(read(getattr(schema, name))) for name in KINDS.values()}
+    columns: dict[str, Any] = {
+        name: tuple(to_numpy(leaf, batch.column(column_name(leaf))) for leaf in getattr(schema, name))
+        for name in KINDS.values()
+    }
     columns["is_init"] = np.zeros(0, dtype=np.bool_)
-    columns |= {name: plain(name) for name, _ in schema.plain}
+    columns |= {name: batch.column(name).to_numpy(zero_copy_only=False) for name, _ in schema.plain}
     return Frames(
         schema=schema,
         part=part,
         **columns,
         next_rows=np.flatnonzero(np.diff(offsets)),
-        next_observation=tuple(read_next(schema.observation)),
-        next_states=tuple(read_next(schema.states)),
+        next_values=tuple(to_numpy(leaf, batch.column(NEXT + column_name(leaf)).flatten()) for leaf in schema.carried),
     )
+
+
+def joined(pieces: Sequence[Frames]) -> Frames:
+    """One trajectory of its pieces, under the name of the first one's part."""
+    if len(pieces) == 1:
+        return pieces[0]
+    columns: dict[str, Any] = {}
+    for name in KINDS.values():
+        leaves = zip(*(getattr(piece, name) for piece in pieces), strict=True)
+        columns[name] = tuple(np.concatenate(series) for series in leaves)
+    for name, _ in pieces[0].schema.plain:
+        columns[name] = np.concatenate([getattr(piece, name) for piece in pieces])
+    last_row = np.array([sum(map(len, pieces)) - 1])
+    return replace(pieces[0], **columns, next_rows=last_row, next_values=pieces[-1].next_values)

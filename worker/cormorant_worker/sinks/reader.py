@@ -20,7 +20,6 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
 from cormorant_worker.sinks.schema import FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardRecord
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import Key, Space
 
 if TYPE_CHECKING:
@@ -153,7 +152,7 @@ class Dataset:
         """
         keys = self.choose(columns)
         schema = self._schema.select(keys)
-        trajectories = iter_trajectories(self._stored, parts=self._parts, schema=schema)
+        trajectories = self._stored.iter_trajectories(parts=self._parts, schema=schema)
         return (frames.to_tensordict(keys) for frames in trajectories)
 
     @cached_property
@@ -175,7 +174,7 @@ class Dataset:
                 *(int(frames.policy_version.min()), int(frames.policy_version.max())),
                 *(values[-1].item() for values in frames.tasks + frames.info),
             )
-            for frames in iter_trajectories(self._stored, parts=self._parts, schema=schema)
+            for frames in self._stored.iter_trajectories(parts=self._parts, schema=schema)
         ]
         plain = {"part": pa.string(), "env": pa.int32(), "traj_id": pa.int64(), "first_step": pa.int64()}
         plain |= {"length": pa.int64(), "return": pa.float64(), "terminated": pa.bool_(), "truncated": pa.bool_()}

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,10 +27,8 @@ from cormorant_worker.errors import DatasetError, PartExists
 from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.schema import FrameSchema
+from cormorant_worker.sinks.stores import DatasetStore, ShardFile
 from cormorant_worker.spaces import Array
-
-if TYPE_CHECKING:
-    from cormorant_worker.sinks.object_store import DatasetStore, ShardFile
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -50,7 +48,7 @@ class _Open:
     """The open shard and the fields of its future manifest line."""
 
     name: str
-    file: "ShardFile"
+    file: ShardFile
     writer: Any
     first_frame: int
     opened_at: float
@@ -67,7 +65,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        store: "DatasetStore",
+        store: DatasetStore,
         part: str,
         layout: Layout,
         *,

@@ -27,7 +27,7 @@ from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder
 from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset, open_dataset
-from cormorant_worker.sinks.object_store import ObjectStore
+from cormorant_worker.sinks.stores import ObjectStore
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.weights.blob import read_file
 

@@ -145,12 +145,11 @@ class FleetWorld(World):
 
     def _judge_dataset(self, frames: int) -> None:
         from cormorant_worker.sinks.dataset import existing_dataset
-        from cormorant_worker.sinks.trajectories import iter_trajectories
 
         _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
-        for frames in iter_trajectories(existing_dataset(self._dataset)):
-            obs, traj_id = np.concatenate([frames.observation[0], frames.next_observation[0]]), int(frames.traj_id[0])
+        for frames in existing_dataset(self._dataset).iter_trajectories():
+            obs, traj_id = np.concatenate([frames.observation[0], frames.next_values[0]]), int(frames.traj_id[0])
             if traj_id in seen:
                 raise Finding(f"trajectory {traj_id} is in the dataset twice")
             seen.add(traj_id)

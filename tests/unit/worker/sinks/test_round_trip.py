@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.shards import ShardLimits
-from cormorant_worker.sinks.trajectories import iter_trajectories
 from cormorant_worker.sinks.verify import verify
 
 
@@ -41,7 +40,7 @@ def test_every_value_of_every_trajectory_comes_back(make_dice, voyage):
             writer.append(dice.fill(lengths))
 
     assert dataset.frames == writer.durable_frames == dice.frames
-    dice.assert_stored(iter_trajectories(dataset))
+    dice.assert_stored(dataset.iter_trajectories())
     assert verify(uri).problems == ()
 
 

@@ -2,9 +2,8 @@ import pytest
 
 from cormorant_worker.errors import DatasetError, DatasetMismatch
 from cormorant_worker.sinks.dataset import open_dataset
-from cormorant_worker.sinks.local_store import LocalStore
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
-from cormorant_worker.sinks.trajectories import iter_trajectories
+from cormorant_worker.sinks.stores import LocalStore
 from cormorant_worker.sinks.verify import verify
 
 
@@ -75,7 +74,7 @@ def test_what_a_crash_leaves_behind_is_not_read(make_dice, stored, tmp_path):
     assert found.is_torn
     assert dataset.leftovers(found) == ("frames-000003.arrow.open", "frames-000004.arrow")
     assert dataset.frames == 36
-    dice.assert_stored(iter_trajectories(dataset))
+    dice.assert_stored(dataset.iter_trajectories())
     report = verify(dataset.uri)
     assert report.is_good
     assert len(report.notes) == 3
