@@ -21,9 +21,8 @@ import pyarrow.parquet as pq
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.normalize.moments import RunningMoments
 from cormorant_worker.sinks.dataset import StoredDataset
-from cormorant_worker.sinks.export_parquet import nested_lists
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.schema import FrameSchema, column_name
+from cormorant_worker.sinks.schema import FrameSchema, column_name, nested_lists
 from cormorant_worker.spaces import Array, Leaf
 
 _FILE_BYTES = 100 << 20

@@ -200,3 +200,13 @@ def to_numpy(leaf: Leaf, column: Any) -> Array:
     if leaf.dtype == np.bool_:
         values = values.view(np.bool_)
     return values.reshape((len(column), *leaf.shape))
+
+
+def nested_lists(values: Array) -> Any:
+    """[n, ...] values as an Arrow array of n lists of lists."""
+    array = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for size in reversed(values.shape[1:]):
+        offsets = np.arange(0, len(array) + 1, size, dtype=np.int64)
+        kind = pa.list_(pa.field("element", array.type, nullable=False))
+        array = pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array, type=kind)
+    return array
