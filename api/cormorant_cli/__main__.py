@@ -5,8 +5,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-INTERRUPTED = 130
-
 # Ctrl-C during imports ends the process by the signal. An exception could be lost: C code in imported modules clears
 # exceptions that it does not expect.
 handler = signal.getsignal(signal.SIGINT)
@@ -16,7 +14,7 @@ try:
     import typer
 
     from cormorant_cli.app import app
-    from cormorant_cli.errors import CliError
+    from cormorant_cli.errors import INTERRUPTED, CliError
     from cormorant_cli.printing import say_end, speak_json, speaks_json
     from cormorant_contract.errors import ManifestError
     from cormorant_contract.leaving import leave

@@ -31,7 +31,7 @@ from benchmarks.cluster.api import Api, Kubelet, PodWatch
 from benchmarks.cluster.figures import Bench, Figure
 from benchmarks.cluster.process import Operator, stub_heads
 from benchmarks.contenders import ROOT
-from cormorant_cli.commands.reference import crd_yaml
+from cormorant_cli.app import crd_yaml
 from cormorant_contract.schema import crd as crd_document
 
 CRD_TARGET_KB = 64

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from cormorant_cli.app import crd_yaml
 from cormorant_cli.commands.doctor import OPERATOR
-from cormorant_cli.commands.reference import crd_yaml
 from cormorant_contract.children import API_PORT, HEAD, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from uuid import uuid4
 
-from cormorant_cli.commands.reference import crd_yaml
+from cormorant_cli.app import crd_yaml
 from cormorant_testing.needs import lacks
 from cormorant_testing.scripts import Repeated, until
 
