@@ -48,8 +48,8 @@ def connect(
     check_options(options)
     try:
         from cormorant_cli.cluster import connected
+        from cormorant_cli.connection import connect_to_job
         from cormorant_cli.errors import CliError
-        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
     except ModuleNotFoundError as error:
         raise BadAddress(
             f'"{head}" names a job of a cluster, which needs {error.name}; pip install "cormorant[cli]", or pass a URL'
@@ -58,12 +58,9 @@ def connect(
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(connected(context or ""))
-            job = cluster.get("CollectorJob", head, namespace=namespace or cluster.namespace)
-            head_pod(cluster, job)  # says what is missing
-            if not options.get("token"):
-                token_file = options.get("token_file")
-                options["token"] = read_token(token_file) if token_file else token_of(cluster, job, "write")
-            client = connect_to_head(cluster, job, **options)
+            if (token_file := options.get("token_file")) and not options.get("token"):
+                options["token"] = read_token(token_file)
+            client = connect_to_job(cluster, head, "write", namespace=namespace or "", **options)
         except CliError as error:
             raise BadAddress(str(error)) from error
         client.again = partial(connect, head, namespace=namespace, context=context, **options)

@@ -3,24 +3,40 @@
     --url URL                        a head that can be reached: `cormorant run --serve`, an Ingress, a forwarded port
     JOB [-n NS] [--context CTX]      a job in a cluster: its head's pod via the API server, the token of its Secret
 
+client ──> socket of the Kubernetes client ──web socket──> API server ──> kubelet ──> pod:port
+
 Connection errors become one-sentence messages.
 """
 
+import base64
+import binascii
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NotReady
+from cormorant_cli.cluster import ANSWER_S, Cluster, Raw, connected, holds, identity
+from cormorant_cli.errors import (
+    BadInput,
+    CliError,
+    CommandFailed,
+    HeadAway,
+    HeadGone,
+    NoHead,
+    NotAllowed,
+    NotReady,
+    ObjectMissing,
+)
 from cormorant_cli.printing import with_options
-from cormorant_contract.children import tokens_secret
+from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
 
 if TYPE_CHECKING:
     from cormorant_client import Client, ConnectOptions
-    from cormorant_client.transport import Role
+    from cormorant_client.transport import Address, Role
 
 RECONNECT_S = 3.0
 """Short, because a person waits and can repeat the command."""
@@ -106,41 +122,33 @@ class Connection:
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; errors within the block become one-sentence messages."""
-        options: ConnectOptions
+        # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
+        is_own = not self.job or _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
+        options: ConnectOptions = {
+            "token": self._own_token(role) or None if is_own else None,
+            "ca_file": self.ca_file or None,
+            "timeout_s": TIMEOUT_S,
+            "reconnect_s": self.reconnect_s,
+        }
         if not self.job:
             from cormorant_client import connect
 
-            token = self._own_token(role)
-            hint = "" if token else "; give --token or --token-file"
-            options = {
-                "token": token or None,
-                "ca_file": self.ca_file or None,
-                "reconnect_s": self.reconnect_s,
-            }
+            hint = "" if options["token"] else "; give --token or --token-file"
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
-        from cormorant_cli.cluster import connected, identity
-        from cormorant_cli.job_head import connect_to_head, head_pod, token_of
-
+        hint = "" if is_own else f"; the token comes from Secret {tokens_secret(self.job)}"
         with connected(self.context) as cluster:
-            job = cluster.get("CollectorJob", self.job, namespace=self.namespace or cluster.namespace)
-            head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
-            # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
-            is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
-            options = {
-                "token": self._own_token(role) if is_own else token_of(cluster, job, role),
-                "ca_file": self.ca_file or None,
-                "timeout_s": TIMEOUT_S,
-                "reconnect_s": self.reconnect_s,
-            }
-            hint = "" if is_own else f"; the token comes from Secret {tokens_secret(job['metadata']['name'])}"
+            namespace = self.namespace or cluster.namespace
             try:
-                with client_errors(hint), connect_to_head(cluster, job, **options) as client:
+                with (
+                    client_errors(hint),
+                    connect_to_job(cluster, self.job, role, namespace=namespace, **options) as client,
+                ):
                     yield client
             except HeadAway as error:
                 raise HeadAway(
-                    f"the head of {identity(job)} does not answer through the API server: {error}"
+                    f"the head of {namespace}/{self.job} does not answer through the API server: {error}"
                 ) from error
 
     def _own_token(self, role: "Role") -> str:
@@ -187,3 +195,94 @@ def client_errors(hint: str = "") -> Iterator[None]:
 def _given(value: str, variable: str) -> bool:
     """Whether a value is from the command line, not the environment."""
     return bool(value) and value != os.environ.get(variable, "")
+
+
+# -- the head of a job -------------------------------------------------------------------------------------------------
+
+
+def connect_to_job(
+    cluster: Cluster, name: str, role: "Role", *, namespace: str = "", **options: Unpack["ConnectOptions"]
+) -> "Client":
+    """A client that opens each connection to the job's newest head. `cluster` must outlive it. Unless `options` have a
+    token, it has that of the role from the job's Secret. Trusts ca.crt of the job's Secret for a head with TLS, or the
+    system's authorities if the Secret lacks it or the user may not read it.
+    """
+    from cormorant_client import connect
+
+    namespace = namespace or cluster.namespace
+    job = cluster.get("CollectorJob", name, namespace=namespace)
+    head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
+    if not options.get("token"):
+        options["token"] = _token_of(cluster, job, role)
+    answer_s = options.get("timeout_s") or ANSWER_S
+
+    def dial(address: "Address", _timeout_s: float) -> socket.socket:
+        try:
+            return cluster.open_port(head_pod(cluster, job), address.port, namespace=namespace, timeout_s=answer_s)
+        except CliError as error:
+            raise ConnectionError(str(error)) from error
+
+    tls = (job["spec"].get("head") or {}).get("tls")
+    if tls and not options.get("ca_file") and not options.get("ca_data"):
+        try:
+            secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
+        except (NotAllowed, ObjectMissing):
+            secret = {}
+        options["ca_data"] = _decoded(secret, "ca.crt") or None
+    return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
+
+
+def head_pod(cluster: Cluster, job: Raw) -> str:
+    """The running pod of the newest head that is not being deleted. NoHead says why there is none."""
+    metadata = job["metadata"]
+    heads = cluster.objects("Pod", namespace=metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']},{ROLE}={HEAD}")
+    live = [
+        pod
+        for pod in heads
+        if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") not in ("Succeeded", "Failed")
+    ]
+    doctor = f"see `cormorant doctor {metadata['name']}{cluster.options_of(job)}`"
+    if live:
+        head = max(live, key=lambda pod: int(pod["metadata"]["labels"].get(EPOCH) or 0))
+        if head["status"].get("phase") != "Running":
+            raise NoHead(f"the head of {identity(job)} is not running yet (pod {head['metadata']['name']}); {doctor}")
+        return str(head["metadata"]["name"])
+    for kind in ("Completed", "Failed", "Suspended"):
+        if holds(job, kind):
+            uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
+            results = f"; its results are in {uri}" if uri else ""
+            kind_of_error = NoHead if kind == "Suspended" else HeadGone
+            raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}{results}")
+    phase = (job.get("status") or {}).get("phase")
+    reason = f"its last status says {phase}" if phase else "no operator has reconciled the job yet"
+    raise NoHead(f"{identity(job)} has no head: {reason}; {doctor}")
+
+
+def _token_of(cluster: Cluster, job: Raw, role: "Role") -> str:
+    """The token of a role, or of the next higher one, from the job's Secret."""
+    from cormorant_client.transport import ROLES
+
+    namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])
+    try:
+        secret = cluster.get("Secret", name, namespace=namespace)
+    except NotAllowed as error:
+        raise NotAllowed(f"{error}; alternatively, give the token with --token-file") from error
+    except ObjectMissing as error:
+        raise NotReady(
+            f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
+            f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
+        ) from error
+    for candidate in ROLES[ROLES.index(role) :]:
+        if token := _decoded(secret, candidate):
+            return token
+    raise CommandFailed(
+        f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
+        "recreates it within six minutes"
+    )
+
+
+def _decoded(secret: Raw, key: str) -> str:
+    try:
+        return base64.b64decode((secret.get("data") or {}).get(key) or "", validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError):
+        return ""

@@ -1,15 +1,14 @@
 """`cormorant dataset ls | verify | export`: lists, verifies and converts a durable dataset."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed, installed
+from cormorant_cli.commands.run import translated_errors
+from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import columns_of, counted, size_of, speaks_json, tell
 
 app = typer.Typer(
@@ -25,7 +24,7 @@ Uri = Annotated[str, typer.Argument(metavar="URI", help="Dataset: a folder, or a
 @app.command()
 def ls(uri: Uri) -> None:
     """List the part written by each worker attempt."""
-    with _sentences():
+    with translated_errors():
         from cormorant_worker.sinks.dataset import existing_dataset
 
         dataset = existing_dataset(uri)
@@ -64,7 +63,7 @@ def ls(uri: Uri) -> None:
 @app.command()
 def verify(uri: Uri) -> None:
     """Check the digest of every shard and the continuity of every trajectory. Exits with 1 if something is wrong."""
-    with _sentences():
+    with translated_errors():
         from cormorant_worker.sinks.verify import verify as check
 
         report = check(uri)
@@ -96,7 +95,7 @@ def export(
     if not out and "://" in uri and not uri.startswith("file://"):
         raise BadInput(f"--out is required because {uri} is not a local folder")
     target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
-    with _sentences():
+    with translated_errors():
         from cormorant_worker.sinks.export import export as write
         from cormorant_worker.sinks.export import push_to_hub
 
@@ -108,14 +107,3 @@ def export(
         f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}",
         *([f"pushed: {pushed}"] if pushed else []),
     )
-
-
-@contextmanager
-def _sentences() -> Iterator[None]:
-    with installed("worker"):
-        from cormorant_worker.errors import CormorantError
-    try:
-        with installed("worker"):
-            yield
-    except (CormorantError, ImportError) as error:
-        raise CommandFailed(str(error)) from error

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from cormorant_api.__main__ import listen_host
-from cormorant_cli.connection import client_errors
+from cormorant_cli.connection import client_errors, connect_to_job
 from cormorant_cli.errors import BadInput
-from cormorant_cli.job_head import connect_to_head
 from cormorant_contract.rest.control import Desired
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
@@ -222,13 +221,13 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
             with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
                 ask(job, port, head=TLS_HEAD, ca_file=untrusted)
         cluster: Any = JobCluster(job.name, port, ours.cert.read_text())
-        with connect_to_head(cluster, cluster.job, token=token) as client:
+        with connect_to_job(cluster, job.name, "write", token=token) as client:
             assert client.status().job == job.name
         strange: Any = JobCluster(job.name, port, stranger.cert.read_text())
         with (
             pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
             client_errors(),
-            connect_to_head(strange, strange.job, token=token) as client,
+            connect_to_job(strange, job.name, "write", token=token) as client,
         ):
             client.status()
         # Renewed, as cert-manager does it, while the head runs.
@@ -256,15 +255,16 @@ class JobCluster:
     """A cluster with the job `name`, whose head listens here."""
 
     def __init__(self, name: str, port: int, ca: str) -> None:
-        self.job = {"metadata": {"name": name, "namespace": "default", "uid": "u1"}, "spec": {"head": {"tls": ISSUER}}}
+        self.namespace = "default"
+        self._job = {"metadata": {"name": name, "namespace": "default", "uid": "u1"}, "spec": {"head": {"tls": ISSUER}}}
         self._port, self._secrets = port, {f"{name}-tls": {"ca.crt": base64.b64encode(ca.encode()).decode()}}
 
     def objects(self, _kind: str, **_: str) -> list[dict[str, Any]]:
         return [{"metadata": {"name": "head", "labels": {}}, "status": {"phase": "Running"}}]
 
-    def get(self, _kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
         assert namespace == "default"
-        return {"data": self._secrets[name]}
+        return self._job if kind == "CollectorJob" else {"data": self._secrets[name]}
 
     def options_of(self, _job: object) -> str:
         return ""

@@ -6,9 +6,8 @@ import pytest
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.cluster import Cluster, Raw
-from cormorant_cli.connection import Connection
+from cormorant_cli.connection import Connection, head_pod
 from cormorant_cli.errors import BadInput, NoHead
-from cormorant_cli.job_head import head_pod
 
 HERE = "http://127.0.0.1:8000"
 
