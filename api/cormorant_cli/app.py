@@ -92,7 +92,10 @@ def openapi() -> None:
 @app.command(rich_help_panel=_REFERENCE)
 def version() -> None:
     """Print the version of Cormorant."""
-    found = metadata.version("cormorant")
+    try:
+        found = metadata.version("cormorant")
+    except metadata.PackageNotFoundError:  # a source tree that was not installed
+        found = "unknown"
     tell({"version": found}, f"cormorant {found}")
 
 

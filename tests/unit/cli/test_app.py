@@ -117,6 +117,17 @@ def test_version_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == f"cormorant {metadata.version('cormorant')}\n"
 
 
+def test_version_without_the_packages_metadata_is_unknown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert entry.run(["version", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"version": "unknown"}
+
+
 def test_examples_in_help_parse() -> None:
     group = typer.main.get_command(app)
     examples = [
