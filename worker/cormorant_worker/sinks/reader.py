@@ -309,8 +309,9 @@ class Dataset:
         chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
         if seeds is not None:
             rng = _generator(*seeds, start + 1)
-            leaves = (leaf for key, leaf in self._schema.keys().items() if leaf is not None and key in keys)
-            frame_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
+            chosen = (leaf for key, leaf in self._schema.keys().items() if key in keys)
+            # A column of every frame takes eight bytes at most.
+            frame_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize if leaf else 8 for leaf in chosen)
             most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
             chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)

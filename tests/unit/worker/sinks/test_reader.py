@@ -105,6 +105,11 @@ def test_little_memory_mixes_frames_too(dataset, monkeypatch):
     assert found != kept
 
 
+def test_a_shuffle_weighs_columns_that_are_no_leaves(dataset, monkeypatch):
+    monkeypatch.setattr(readers, "_MIXED_BYTES", 80)
+    assert max(map(len, dataset.frames(columns=[("next", "reward")], shuffle=True))) <= 10
+
+
 def test_columns_choose_all_below_them(case):
     _, dataset = case
     read = next(dataset.frames(columns=["observation", ("next", "observation")]))
