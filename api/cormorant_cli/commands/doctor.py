@@ -22,6 +22,8 @@ _MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
 OPERATOR = "app.kubernetes.io/part-of=cormorant,app.kubernetes.io/component=operator"
 _SEEN_WITHIN_S = 15
 """A running operator has written a new job's first status by then."""
+_WRITTEN_WITHIN_S = 60
+"""An operator keeps a status that was written so lately; an older one may be of an operator that is gone."""
 _TROUBLE = {
     "Accepted": "False",
     "Scheduled": "False",
@@ -89,15 +91,16 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
     except ObjectMissing as error:  # the job, its namespace, or the CRD
         yield Finding("problem", str(error))
         return
+    now = datetime.now(UTC)
     try:
-        yield from of_operators(cluster.objects("Deployment", labels=OPERATOR), job, namespace=namespace)
+        yield from of_operators(cluster.objects("Deployment", labels=OPERATOR), job, namespace=namespace, now=now)
     except NotAllowed as error:
         yield Finding("note", f"cannot check the operator's Deployment: {error}")
     if job is not None:
-        yield from of_job(job, now=datetime.now(UTC), options=cluster.options_of(job))
+        yield from of_job(job, now=now, options=cluster.options_of(job))
 
 
-def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str) -> Iterator[Finding]:
+def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str, now: datetime) -> Iterator[Finding]:
     """Whether an operator manages a namespace. `job`: its status shows whether one runs outside the cluster."""
     # Namespaces that each operator's arguments name; none: all.
     watched = {
@@ -115,7 +118,10 @@ def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str)
     if near:
         return
     names = ", ".join(sorted(set().union(*watched.values())))
-    if job is not None and job.get("status") and is_current(job):
+    writes = [entry for entry in (job or {}).get("metadata", {}).get("managedFields", ()) if "time" in entry]
+    times = [datetime.fromisoformat(entry["time"]) for entry in writes if entry.get("subresource") == "status"]
+    is_kept = any((now - time).total_seconds() <= _WRITTEN_WITHIN_S for time in times)
+    if job is not None and is_kept and is_current(job):
         watch = f"the operators of the cluster watch only {names}" if names else "the cluster has no operator"
         yield Finding("note", f"{watch}, but the job's status is up to date: another one keeps it")
     elif names:

@@ -39,6 +39,15 @@ def make_job(*conditions: str, status: Any = None, spec: Any = None, old_s: floa
 READY = make_job("Accepted=True/Accepted", "Ready=True/EnoughWorkers: 2 of 2 are ready", "Paused=False/NotPaused")
 
 
+OF_US = {"manager": "cormorant-operator-status", "subresource": "status"}
+
+
+def written(seconds_ago: float) -> Any:
+    """READY, when its status was written last."""
+    fields = [{**OF_US, "time": (NOW - timedelta(seconds=ago)).isoformat()} for ago in (7200, seconds_ago)]
+    return {**READY, "metadata": {**READY["metadata"], "managedFields": [{"manager": "kubectl"}, *fields]}}
+
+
 def said(findings: Any) -> list[str]:
     """`level sentence` of each finding."""
     return [f"{finding.level} {finding.sentence}" for finding in findings]
@@ -53,12 +62,14 @@ def said(findings: Any) -> list[str]:
         ([make_operator(ready=0)], None, "problem the operator ops/cormorant is not running: no replica is ready; see"),
         ([make_operator(watches="a b")], None, "problem the operator does not watch namespace rl, only a, b; add it"),
         ([make_operator("theirs", ready=0, watches="a"), make_operator()], None, "ok the operator ops/cormorant is"),
-        ([], READY, "note the cluster has no operator, but the job's status is up to date: another one keeps it"),
-        ([make_operator(ready=0, watches="a")], READY, "note the operators of the cluster watch only a, but the job's"),
+        ([], written(5), "note the cluster has no operator, but the job's status is up to date: another one keeps it"),
+        ([make_operator(ready=0, watches="a")], written(5), "note the operators of the cluster watch only a, but the"),
+        ([], written(300), "problem the operator is not installed: no Deployment has the label"),
+        ([], READY, "problem the operator is not installed: no Deployment has the label"),
     ],
 )
 def test_operator_of_a_namespace_is_one_sentence(operators: list[Any], job: Any, sentence: str) -> None:
-    (found,) = said(of_operators(operators, job, namespace="rl"))
+    (found,) = said(of_operators(operators, job, namespace="rl", now=NOW))
     assert found.startswith(sentence)
 
 
