@@ -90,9 +90,9 @@ def open_fleet(
             that entrypoints find modules beside it. Cannot be combined with `env` and the arguments down to `info`.
         env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
             `spec.env` of a manifest, which has `numEnvs` and `vectorization` of its own.
-        policy: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory"; for groups
-            of agents `{"agents": {"red": {"entrypoint": ...}, "blue": {"model": "red"}}}`, as `spec.policy` of a
-            manifest; None: random actions.
+        policy: a TensorDictModule, a torch module, a callable on observations, "package.module:factory", or a mapping
+            like `spec.policy` of a manifest, which groups of agents need:
+            `{"agents": {"red": {"entrypoint": ...}, "blue": {"model": "red"}}}`; None: random actions.
         policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
         num_envs: environments per worker; None: 8.
         vectorization_mode: subprocess, the default: one process per environment (Gymnasium's async); inline: all in the

@@ -34,7 +34,7 @@ or `spec.env` of a manifest, whose `entrypoint` may be a function where a worker
 
 PolicyChoice = Callable[..., Any] | str | Mapping[str, Any]
 """A TensorDictModule or torch module, a callable on observations, "package.module:factory", a mapping of modules with
-"policy" among them, or `{"agents": ...}` as `spec.policy` of a manifest."""
+"policy" among them, or `spec.policy` of a manifest."""
 
 Mode = Literal["async", "sync"]
 Vectorization = Literal["subprocess", "inline"]
@@ -141,7 +141,8 @@ class Scripted:
         """`spec.policy`, if a manifest can say the policy."""
         if isinstance(self.policy, str):
             return {"entrypoint": self.policy}
-        return {**self.policy} if isinstance(self.policy, Mapping) and "agents" in self.policy else {}
+        given = self.policy if isinstance(self.policy, Mapping) and "policy" not in self.policy else {}
+        return {**given} if {"random", "entrypoint", "agents"} & given.keys() else {}
 
     @property
     def _kind(self) -> str:

@@ -54,6 +54,15 @@ def test_job_says_what_a_manifest_would() -> None:
 
 
 @pytest.mark.parametrize(
+    "policy", [{"entrypoint": "cormorant.policies:mlp", "kwargs": {"hidden": [8]}, "dtype": "bfloat16"}, {"random": {}}]
+)
+def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
+    scripted = Scripted(env=make_cartpole, policy=policy)
+    assert policy.items() <= scripted.job().spec.policy.to_document().items()
+    assert scripted.overrides().policy is None
+
+
+@pytest.mark.parametrize(
     ("given", "sentence"),
     [
         ({}, r'pass a manifest, for example open_fleet\("job.yaml"\), or env='),
