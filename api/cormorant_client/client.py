@@ -383,8 +383,9 @@ class Client(Fleet):
     def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""
         refuse_empty(FleetError, owner=owner)
-        reply = self._head.post("/v1/resume", ResumeRequest(owner=owner or default_owner()))
-        return self._head.parse(Pauses, reply)
+        with _stated():
+            wanted = ResumeRequest(owner=owner or default_owner())
+        return self._head.parse(Pauses, self._head.post("/v1/resume", wanted))
 
     def pauses(self) -> Pauses:
         """The pause leases that are active, and the state of the fleet."""

@@ -7,6 +7,7 @@ import inspect
 import json
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,7 +17,9 @@ import safetensors.numpy
 
 from cormorant_client import (
     BadAddress,
+    Client,
     Conflict,
+    FleetError,
     Forbidden,
     HeadError,
     HeadFailed,
@@ -110,6 +113,19 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(BadAddress, match="has only scheme, host and port; pass the token as") as refused:
         parse_address(f"http://{url}")
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("ask", "sentence"),
+    [
+        (lambda client: client.pause(owner="not you"), "owner is 'not you': "),
+        (lambda client: client.resume("not you"), "owner is 'not you': "),
+        (lambda client: client.rollback(-1), "version is -1: "),
+    ],
+)
+def test_what_the_api_refuses_is_a_fleet_error_at_once(ask: Callable[[Client], object], sentence: str) -> None:
+    with connect("http://127.0.0.1:9") as client, pytest.raises(FleetError, match=sentence):
+        ask(client)
 
 
 def test_a_rollback_is_not_repeated() -> None:
