@@ -69,8 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
     try:
         settings.check()
-        if settings.port:
-            listen_early(settings.host, settings.port)
+        listen_early(settings.host, settings.port)
         # Slow imports come after the port is open, the slowest after the manifest is checked.
         from cormorant_worker.launch import load_job, refuse_unknown_names
 

@@ -82,10 +82,20 @@ _BACKLOG = 1024
 _early: dict[tuple[str, int], socket.socket] = {}
 
 
-def listen_early(host: str, port: int) -> None:
-    """Accept connections on a port; `bound` returns its socket later."""
-    _early[host, port] = bound(host, port)
-    _early[host, port].listen(_BACKLOG)
+def listen_early(host: str, *ports: int) -> None:
+    """Accept connections on all of these ports or, after a HeadFault, on none; 0 is left out. `bound` returns their
+    sockets later.
+    """
+    made: dict[tuple[str, int], socket.socket] = {}
+    try:
+        for port in filter(None, ports):
+            made[host, port] = bound(host, port)
+            made[host, port].listen(_BACKLOG)
+    except BaseException:
+        for early in made.values():
+            early.close()
+        raise
+    _early.update(made)
 
 
 def bound(host: str, port: int) -> socket.socket:

@@ -407,8 +407,7 @@ def _head_settings(port: int, directory: Path | None) -> "HeadSettings":
         port=port, directory=directory, drain_s=_SERVE_DRAIN_S, grace_s=_GRACE_S, linger_s=_LINGER_S
     )
     with _refused_by_head():
-        for number in filter(None, settings.ports):
-            listen_early(settings.host, number)
+        listen_early(settings.host, *settings.ports)
     return settings
 
 
