@@ -191,7 +191,7 @@ async def rollback_weights(request: Request, head: TheHead, model: str, body: Ro
     publisher = head.running.publisher
     with head.uploads.of(publisher.find(known, body.version).size_bytes):
         update = await head.bulk(publisher.rollback, known, body.version, author=author_of(request))
-    return _accepted(update, 202)
+    return await _published(head, update)
 
 
 @router.get("/v1/updates/{update}", **guarded(Role.READ, ProblemType.UNKNOWN_UPDATE))
@@ -235,13 +235,21 @@ async def _publish(
         )
     if is_new:
         head.metrics.update_bytes.inc(update.bytes)
-        if head.is_draining:
-            running.updates.warn(update.version, _DRAINS)
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
+    return await _published(head, update, is_new=is_new, wait_s=wait_s)
+
+
+async def _published(head: Head, update: Update, *, is_new: bool = True, wait_s: float = 0.0) -> Response:
+    if is_new and head.is_draining:
+        head.running.updates.warn(update.version, _DRAINS)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":
         raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
-    return _accepted(update, 200 if not is_new or (wait_s and update.state == "applied") else 202, waited=wait_s > 0)
+    headers = {"ETag": update.etag, "Location": f"/v1/updates/{update.update_id}"}
+    if wait_s:
+        headers["Preference-Applied"] = "wait"
+    status = 200 if not is_new or (wait_s and update.state == "applied") else 202
+    return JSONResponse(update.model_dump(mode="json"), status_code=status, headers=headers)
 
 
 def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:
@@ -258,13 +266,6 @@ async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
             timeout_s=wait_s,
         )
     return running.publisher.update(update.version) or update
-
-
-def _accepted(update: Update, status: int, *, waited: bool = False) -> Response:
-    headers = {"ETag": update.etag, "Location": f"/v1/updates/{update.update_id}"}
-    if waited:
-        headers["Preference-Applied"] = "wait"
-    return JSONResponse(update.model_dump(mode="json"), status_code=status, headers=headers)
 
 
 def _known(head: Head, model: str) -> str:
