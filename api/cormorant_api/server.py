@@ -118,6 +118,7 @@ class HeadServer:
             starts_paused=True,
         )
         fleet = self.fleet = make(self.job, options, engine=engine)
+        self.moments.start(fleet.stats(workers=False), since=time.time())
         self.head.attach(fleet, is_paused=True)
         log.info("head_ready", url=self.url, data_port=self.head.data_port, token_file=str(self.token_file or ""))
         return fleet

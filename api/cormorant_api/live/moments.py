@@ -115,6 +115,15 @@ class Moments(Ring[bytes]):
         self._position = 0
         """Position in the event ring up to which moments have sent events."""
 
+    def start(self, stats: FleetStats, *, since: float) -> None:
+        """Add the first sample, before the head gets the fleet. `since`: when it began to step, in seconds since 1970.
+        The mean over the run counts from there.
+        """
+        elapsed_s = time.time() - since
+        rate = stats.stepped_frames / elapsed_s if stats.stepped_frames and elapsed_s > 0 else 0.0
+        with self._lock:
+            self._past.add(self._past.sample(stats, at=since, per_second=rate))
+
     # -- the housekeeping thread -------------------------------------------------------------------------------
 
     def observe(self, stats: FleetStats) -> None:
@@ -212,14 +221,17 @@ def as_frame(kind: str, data: Answer) -> bytes:
 class Recorder:
     """The history of one fleet. Use as a context manager while it runs."""
 
-    def __init__(self, job: CollectorJob, fleet: WorkerFleet) -> None:
-        """Start recording. Raises HeadFault if the OTEL_* variables require a package that is not installed."""
+    def __init__(self, job: CollectorJob, fleet: WorkerFleet, *, since: float) -> None:
+        """Start recording. `since`: when the fleet began to step, in seconds since 1970. Raises HeadFault if the OTEL_*
+        variables require a package that is not installed.
+        """
         if job.spec.paused:  # a local run starts at once
             job = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": False})})
         self.head = Head(job, HeadSettings(), HeadTokens(None))
         self.head.has_queue = False  # the run itself is the consumer of its fleet's queue
         self.moments = Moments(self.head)
         self.head.watchers.append(self.moments.observe)
+        self.moments.start(fleet.stats(workers=False), since=since)
         self.head.attach(fleet, is_paused=False)
 
     def __enter__(self) -> "Recorder":

@@ -344,7 +344,7 @@ class _Session:
             yield
             return
         with _refused_by_head():
-            recorder = Recorder(self._job, fleet)
+            recorder = Recorder(self._job, fleet, since=time.time() - (time.monotonic() - self._began[0]))
         try:
             with recorder:
                 yield

@@ -131,10 +131,14 @@ def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
 def test_a_recorder_does_not_pause_the_run_of_a_paused_manifest(tmp_path: Path) -> None:
     job = make_job(num_envs=1, lengths=4, dataset=f"file://{tmp_path}/data")
     paused = job.model_copy(update={"spec": job.spec.model_copy(update={"paused": True})})
-    with WorkerFleet(paused, FleetOptions(workers=1)) as fleet, Recorder(paused, fleet) as recorder:
+    since = time.time() - 60
+    with WorkerFleet(paused, FleetOptions(workers=1)) as fleet, Recorder(paused, fleet, since=since) as recorder:
         assert not recorder.head.running.pauses.wants_pause
         until(lambda: fleet.stats().frames > 0)
     assert (recorder.head.end_state, fleet.stats().paused) == ("Stopped", False)
+    history = recorder.moments.now(fleet.stats()).history
+    assert history.at[0] == round(since, 1), "the report's mean counts from the begin of the run"
+    assert history.per_second[0] <= fleet.stats().stepped_frames / 60
 
 
 def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None:

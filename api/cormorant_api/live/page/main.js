@@ -238,7 +238,7 @@ function aroundQueue({ waiting, capacity, ready, lent }) {
 /** Frames per second since the first worker was ready. */
 function meanOf(status) {
   const last = points.findLastIndex((p) => Object.keys(p.time_shares).length); // while workers worked; the head may have stayed
-  const ended = points[last + 1]?.at ?? Date.parse(moment.time) / 1000;
+  const ended = (last >= 0 && points[last + 1]?.at) || Date.parse(moment.time) / 1000;
   return status.frames.stepped / Math.max(1, ended - (points[0]?.at ?? 0));
 }
 
