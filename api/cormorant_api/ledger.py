@@ -352,8 +352,6 @@ class BatchFeeder:
         """Consumers that wait for a batch."""
         self._is_probing = False
         self._is_closed = False
-        self._is_over = False
-        """The fleet has no more batches, or failed."""
         self._thread = threading.Thread(target=self._run, name="batches", daemon=True)
 
     def start(self) -> None:
@@ -386,7 +384,8 @@ class BatchFeeder:
             self._changed.notify_all()
 
     def _wants_more(self) -> bool:
-        return not self._is_over and (self._is_probing or self.num_waiting > self._ledger.counts().ready)
+        is_over = self.error is not None or self._ledger.is_exhausted
+        return not is_over and (self._is_probing or self.num_waiting > self._ledger.counts().ready)
 
     def _run(self) -> None:
         while True:
@@ -405,11 +404,10 @@ class BatchFeeder:
             except CormorantError as error:
                 if not self._is_closed:
                     log.warning("batches_ended", reason=str(error))
-                self.error, self._is_over = error, True
+                self.error = error
                 self._ledger.notifier.notify()
                 continue
             if loan is None:
-                self._is_over = True
                 self._ledger.exhaust()
             else:
                 self._ledger.add(loan)

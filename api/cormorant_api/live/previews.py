@@ -1,4 +1,7 @@
-"""Previews of single environments as PNG, a few at a time so that workers are not slowed."""
+"""Observations as images: which part of one is a picture, its newest frame, and that frame as PNG.
+
+# S frames of a stack, H rows, W columns, C channels
+"""
 
 import struct
 import zlib
@@ -6,56 +9,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cormorant_api.errors import ApiError
-from cormorant_api.head import Head
-from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.errors import FleetError
-from cormorant_worker.spaces import Array, Leaf, describe
+from cormorant_worker.spaces import Array, Leaf
 
-_MOST_OPEN = 4
-"""Requests to workers at a time; more are told to try again."""
 _SMALLEST = 4
 _LARGEST = 480
 """Longest side in pixels; larger images are subsampled."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GRAY, _COLOR = 0, 2
 _NUM_COLORS = 3
-
-
-async def peek(head: Head, worker: str, env: int) -> bytes:
-    """The current observation of one environment as PNG. 404: unknown worker; 409: observations are not images; 422:
-    unknown environment; 429: too many requests.
-    """
-    fleet = head.running.fleet
-    num_envs, picture = fleet.layout.num_envs, find_picture(fleet.layout.observation)
-    if env >= num_envs:
-        known = f"workers have {num_envs} environments each, 0 to {num_envs - 1}"
-        raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
-    if picture is None:
-        space = describe(fleet.spaces[0])
-        raise ApiError(
-            ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
-        )
-    if head.open_previews >= _MOST_OPEN:
-        raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
-
-    def ask() -> bytes:
-        try:
-            return png_of(newest_frame(fleet.peek(worker, column=env, leaf=picture)))
-        except FleetError:
-            known = tuple(found.name for found in fleet.stats().workers)
-            if worker in known:
-                raise
-            raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
-
-    head.open_previews += 1
-    try:
-        return await head.bulk(ask)
-    finally:
-        head.open_previews -= 1
-
-
-# Observations as images. S frames of a stack, H rows, W columns, C channels.
 
 
 def find_picture(leaves: Sequence[Leaf]) -> int | None:

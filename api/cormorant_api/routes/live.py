@@ -11,12 +11,13 @@ from cormorant_api.head import Head
 from cormorant_api.http.bodies import STILL_HERE, SlowReader, event_stream
 from cormorant_api.http.tokens import Role
 from cormorant_api.live.moments import Moments, as_frame
-from cormorant_api.live.previews import peek
+from cormorant_api.live.previews import find_picture, newest_frame, png_of
 from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedRoute, TheHead, guarded
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.live import Bye, Hello
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.errors import CormorantError
+from cormorant_worker.errors import CormorantError, FleetError
+from cormorant_worker.spaces import describe
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 PNG = "image/png"
@@ -24,6 +25,8 @@ _EVENTS_HEARTBEAT_S = 15.0
 _HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
 """Interval of checks for a closing head when no moments arrive."""
+_MOST_PREVIEWS = 4
+"""Requests to workers for previews at a time, so that workers are not slowed; more are told to try again."""
 
 _STREAM: Answers = {
     200: {
@@ -105,7 +108,34 @@ async def get_picture(
     env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Index of the environment within the worker.")] = 0,
 ) -> Response:
     """Current observation of one environment as PNG, if observations are images. The worker keeps stepping."""
-    return Response(await peek(head, worker, env), media_type=PNG, headers={"Cache-Control": "no-store"})
+    fleet = head.running.fleet
+    num_envs, picture = fleet.layout.num_envs, find_picture(fleet.layout.observation)
+    if env >= num_envs:
+        known = f"workers have {num_envs} environments each, 0 to {num_envs - 1}"
+        raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
+    if picture is None:
+        space = describe(fleet.spaces[0])
+        raise ApiError(
+            ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
+        )
+    if head.open_previews >= _MOST_PREVIEWS:
+        raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
+
+    def peek() -> bytes:
+        try:
+            return png_of(newest_frame(fleet.peek(worker, column=env, leaf=picture)))
+        except FleetError:
+            known = tuple(found.name for found in fleet.stats().workers)
+            if worker in known:
+                raise
+            raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
+
+    head.open_previews += 1
+    try:
+        png = await head.bulk(peek)
+    finally:
+        head.open_previews -= 1
+    return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
 
 
 async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[bytes]:

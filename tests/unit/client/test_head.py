@@ -18,6 +18,7 @@ import safetensors.numpy
 from cormorant_client import (
     BadAddress,
     Client,
+    ClientError,
     Conflict,
     FleetError,
     Forbidden,
@@ -369,6 +370,17 @@ def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
         assert numbers.acked == [0]
 
     asyncio.run(run())
+
+
+def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
+    async def run() -> None:
+        batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
+        await asyncio.gather(anext(batches), anext(batches))
+
+    numbers = Numbers()
+    numbers.may_come.set()
+    with pytest.raises(ClientError, match="two tasks share one iterator"):
+        asyncio.run(run())
 
 
 def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
