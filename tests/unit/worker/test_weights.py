@@ -302,6 +302,15 @@ def test_no_folder_and_a_disk_that_does_not_take_it_harm_nothing(tmp_path: Path,
     assert (kept.version, read(kept)) == (0, [])
 
 
+def test_old_file_that_cannot_be_dropped_does_not_refuse_the_new_one(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 3, "policy")
+    (tmp_path / "3.weights").unlink()
+    (tmp_path / "3.weights").mkdir()
+    keep(kept, 12, "policy")
+    assert (kept.version, read(kept)) == (12, [(12, "policy", "bytes of 12")])
+
+
 def test_half_a_file_and_strangers_are_left_out(tmp_path: Path) -> None:
     keep(CachedWeights(tmp_path), 5, "policy")
     (tmp_path / "6.part").write_bytes(b"half")

@@ -129,7 +129,8 @@ class CachedWeights:
         newer: set[str] = set()
         for kept in sorted(self._models, reverse=True):
             if newer.issuperset(self._models[kept]):
-                (self._folder / f"{kept}{_SUFFIX}").unlink(missing_ok=True)
+                with suppress(OSError):  # the new one is kept: what is left of older ones comes before it
+                    (self._folder / f"{kept}{_SUFFIX}").unlink()
                 del self._models[kept]
             else:
                 newer.update(self._models[kept])
