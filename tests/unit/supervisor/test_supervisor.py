@@ -7,12 +7,14 @@ import sys
 import threading
 import time
 from http.client import HTTPConnection
+from itertools import count
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import METRICS
+from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_testing.scripts import environment, run_script, until
 from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.errors import SupervisorRefused
@@ -268,3 +270,20 @@ def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> N
     assert 0.02 <= idle < 5
     time.sleep(0.02)
     assert value(pod, "cormorant_worker_phase_seconds_total", phase="idle") >= idle + 0.02
+
+
+def test_two_scrapes_at_once_count_no_frame_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod, calls = of_pod(tmp_path), count()
+    Heartbeat.create(tmp_path / "pulse").frames[0] = 100
+    other = threading.Thread(target=pod.text)
+
+    def interrupted(*numbers: int) -> int:
+        if next(calls) == 1 + len(ACTIVITIES):  # the totals are written, what they go up to is not
+            other.start()
+            other.join(0.2)
+        return max(numbers)
+
+    monkeypatch.setattr("cormorant_worker.supervisor.probes.max", interrupted, raising=False)
+    pod.text()
+    other.join()
+    assert value(pod, "cormorant_worker_frames_total") == 100

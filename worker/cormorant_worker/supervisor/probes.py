@@ -56,12 +56,14 @@ class PodMetrics:
         """Inode of the heartbeat that was read last: each actor makes a file of its own."""
         self._last = (0,) * (1 + len(ACTIVITIES))
         self._totals = [0] * (1 + len(ACTIVITIES))
+        self._reading = threading.Lock()
+        """Guards what was read last, and the totals: two scrapes at a time would count a difference twice."""
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         show = partial(self._exposition.show, group=self._group)
         show(declared.JOINED, self._state.is_joined)
         show(declared.JOINS, self._state.joins)
-        with suppress(OSError, struct.error):  # no actor has begun
+        with self._reading, suppress(OSError, struct.error):  # no actor has begun
             with self._heartbeat_file.open("rb") as file:
                 actor, numbers = os.fstat(file.fileno()).st_ino, heartbeat_layout.parse(file.read())
             # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
