@@ -82,14 +82,22 @@ class InstantConnection:
     def flush(self) -> Sequence[Source]:
         return ()
 
-    def send(self, message: object) -> None:
-        if isinstance(message, Finish):
-            self._say(Finished())
-            self.is_open = False
-        else:
-            assert isinstance(message, Begin), message
+    def send(self, message: object, attached: Payload | None = None) -> None:
+        match message:
+            case Finish():
+                self._say(Finished())
+                self.is_open = False
+            case Ticket():
+                self._collect(message)
+            case Request():
+                self._say(Reply(number=message.number))
+                if isinstance(message.command, Offer):
+                    self.version = message.command.version
+                    self._say(Applied(version=self.version))
+            case _:
+                assert isinstance(message, Begin), message
 
-    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+    def _collect(self, ticket: Ticket) -> None:
         self.frames += ticket.num_frames
         self._say(
             Sealed(
@@ -107,12 +115,6 @@ class InstantConnection:
                 env_restarts=0,
             )
         )
-
-    def request(self, request: Request, payload: Payload | None) -> None:
-        self._say(Reply(number=request.number))
-        if isinstance(request.command, Offer):
-            self.version = request.command.version
-            self._say(Applied(version=self.version))
 
     def describe_doing(self) -> str:
         return "waiting"

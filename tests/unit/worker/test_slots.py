@@ -47,10 +47,9 @@ class FakeConnection:
         self.phase, self.place, self.unsent = phase, WorkerPlace(is_server=is_server), unsent
         self.offered: list[int] = []
 
-    def send(self, message: object) -> None: ...
-
-    def request(self, request: Request, _: object) -> None:
-        self.offered.append(getattr(request.command, "version", 0))
+    def send(self, message: Any, _: object) -> None:
+        if isinstance(message, Request):
+            self.offered.append(getattr(message.command, "version", 0))
 
     def flush(self) -> tuple[str, ...]:
         return self.unsent

@@ -23,7 +23,6 @@ from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
 
@@ -224,24 +223,18 @@ class WorkerHandle:
 
     # -- talking -----------------------------------------------------------------------------------------------
 
-    def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish, unless the worker is dying."""
-        self.connection.send(message)
-        self._flush()
-
-    def send_ticket(self, ticket: Ticket, round_: Round, memory: SharedMemory | None) -> None:
-        """Request a worker's share of a round, unless it is dying."""
-        self.tickets[ticket.number] = TicketOut(ticket, round_)
-        self.connection.send_ticket(ticket, memory)
-        self._flush()
+    def send(self, message: object, attached: Payload | None = None) -> None:
+        """Send a message and what belongs to it, unless the worker is dying."""
+        self.connection.send(message, attached)
+        if self.connection.flush() and not self.is_gone:
+            self.stuck.add(self)
 
     def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
         """Send a command with its bytes."""
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command, is_awaited)
-        self.connection.request(request, payload)
-        self._flush()
+        self.send(request, payload)
         return question
 
     def tell(self, command: Command) -> None:
@@ -262,10 +255,6 @@ class WorkerHandle:
         if reply.error and not question.is_awaited:
             log.warning("request_refused", worker=self.name, reason=reply.error)
         return question
-
-    def _flush(self) -> None:
-        if self.connection.flush() and not self.is_gone:
-            self.stuck.add(self)
 
     # -- what it has told --------------------------------------------------------------------------------------
 

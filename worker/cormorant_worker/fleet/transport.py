@@ -14,7 +14,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Request, Start, Ticket
+from cormorant_worker.worker.messages import Start
 
 
 class Source(Protocol):
@@ -62,14 +62,10 @@ class WorkerConnection(Protocol):
     def receive(self, source: Source) -> Sequence[object]:
         """Messages that have arrived at a ready source."""
 
-    def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish, unless the worker is gone. Unsent bytes, here and below, wait for `flush`."""
-
-    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        """Request a batch; `memory` is that of a block that this worker does not know yet."""
-
-    def request(self, request: Request, payload: Payload | None) -> None:
-        """Send a request with its bytes. Never waits behind tickets."""
+    def send(self, message: object, attached: Payload | None = None) -> None:
+        """Send a message, unless the worker is gone; requests never wait behind the others. Unsent bytes wait for
+        `flush`. `attached`: a request's bytes, or the memory of a ticket's block that this worker does not know yet.
+        """
 
     def flush(self) -> Sequence[Source]:
         """Send pending bytes. Returns the sources that accept no more now: call it again when they are writable."""

@@ -18,7 +18,7 @@ from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fork_server import WORKERS, ForkServer, Imports, fork_server
 from cormorant_worker.wire import MessageSocket, SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Request, Start, Ticket
+from cormorant_worker.worker.messages import Request, Start
 
 _KILL_S = 10.0
 """In an uninterruptible system call even SIGKILL waits: then it is left to the kernel."""
@@ -84,17 +84,11 @@ class WorkerProcess:
                 channel.flush()
         return [channel for channel in unsent if channel.has_unsent]
 
-    def send(self, message: object, *descriptors: int) -> None:
+    def send(self, message: object, attached: Payload | None = None) -> None:
+        assert attached is None or isinstance(attached, SharedMemory), attached
+        channel = self.control if isinstance(message, Request) else self.data
         with suppress(OSError):  # as in `flush`
-            self.data.send(message, *descriptors)
-
-    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        self.send(ticket, *([] if memory is None else [memory.descriptor]))
-
-    def request(self, request: Request, payload: Payload | None) -> None:
-        assert payload is None or isinstance(payload, SharedMemory), payload
-        with suppress(OSError):  # as in `flush`
-            self.control.send(request, *([] if payload is None else [payload.descriptor]))
+            channel.send(message, *([] if attached is None else [attached.descriptor]))
 
     def describe_end(self) -> str:
         how = self._fork_server.describe_end(self._number) if self.pid else "closed its connection"

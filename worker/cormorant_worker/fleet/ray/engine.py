@@ -225,19 +225,18 @@ class RayConnection:
 
     # -- talking -----------------------------------------------------------------------------------------------
 
-    def send(self, message: object) -> None:
-        """Call `tell`. Other calls detect an actor that is gone."""
-        self.handle.tell.remote(next(self._turns), message, self._settled())
-
-    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        collected = self.handle.collect.remote(next(self._turns), ticket)
-        self._batches.append((ticket, collected, result := collected.future()))
-        result.add_done_callback(lambda _: self._news.wake())
-
-    def request(self, request: Request, payload: Payload | None) -> None:
-        assert payload is None or isinstance(payload, ObjectPayload), payload
-        references = [] if payload is None else [payload.reference]
-        self._expect(self.handle.answer.remote(request, references))
+    def send(self, message: object, attached: Payload | None = None) -> None:
+        match message:
+            case Ticket():
+                collected = self.handle.collect.remote(next(self._turns), message)
+                self._batches.append((message, collected, result := collected.future()))
+                result.add_done_callback(lambda _: self._news.wake())
+            case Request():
+                assert attached is None or isinstance(attached, ObjectPayload), attached
+                references = [] if attached is None else [attached.reference]
+                self._expect(self.handle.answer.remote(message, references))
+            case _:  # other calls detect an actor that is gone
+                self.handle.tell.remote(next(self._turns), message, self._settled())
 
     def _expect(self, reference: Any) -> None:
         def arrived(result: "Future[Any]") -> None:

@@ -232,7 +232,8 @@ class SlotLife:
                 episodes=core.episodes.take(num_frames) if core.episodes is not None else (),
             )
             self.num_tickets += 1
-            slot.worker.send_ticket(ticket, round_, memory)
+            slot.worker.tickets[ticket.number] = TicketOut(ticket, round_)
+            slot.worker.send(ticket, memory)
         return len(grants) >= _MOST_GRANTS
 
     def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
