@@ -20,7 +20,8 @@ from cormorant_contract.rest.status import (
     WeightsReport,
     Worker,
 )
-from cormorant_worker.fleet.stats import FleetStats, GroupStats, WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats
 
 _NOT_READY = ("importing", "building")
 

@@ -16,7 +16,7 @@ from cormorant_contract.weights import Publishable
 from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.stats import WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Space
 

@@ -14,8 +14,8 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.errors import EnvCrashed, InvalidAction, WorkerFailed
-from cormorant_worker.fleet.counters import EnvFailures
 from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.fleet.stats import EnvFailures
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.runtime import describe_failure
 

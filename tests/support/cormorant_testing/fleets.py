@@ -11,7 +11,7 @@ import pytest
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
-from cormorant_worker.fleet.stats import WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
 from cormorant_worker.launch import load_job
 from cormorant_worker.local_fleet import LocalFleet
 

@@ -21,7 +21,8 @@ from cormorant_api.status import tasks_of, wait_for_learner
 from cormorant_contract.rest.live import Sample
 from cormorant_testing.clock import Clock
 from cormorant_testing.stats import group_stats, make_stats
-from cormorant_worker.fleet.stats import FleetStats, WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
+from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogTail
 from cormorant_worker.spaces import Array, Leaf
 

@@ -21,7 +21,7 @@ from cormorant_cli.progress import (
     summary_lines,
 )
 from cormorant_testing.stats import make_stats
-from cormorant_worker.fleet.stats import WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
 
 PLAN = RunPlan(
     job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"

@@ -18,7 +18,6 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import Timing, spent_ns
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import FleetError, LastWorker, StateError
-from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.hang_detector import HangDetector
@@ -26,6 +25,7 @@ from cormorant_worker.fleet.offers import Offers
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Lineage, Slots
+from cormorant_worker.fleet.stats import FleetCounters
 from cormorant_worker.heartbeat_layout import NUM_TIMING
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion

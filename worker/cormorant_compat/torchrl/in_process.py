@@ -20,7 +20,8 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts, WorkerStats
+from cormorant_worker.fleet.slot import WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, WorkerReceipts
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 

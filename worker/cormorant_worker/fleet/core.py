@@ -15,7 +15,6 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.connections import BackgroundTasks, Connections, Waker
-from cormorant_worker.fleet.counters import EnvFailures, FleetCounters
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
 from cormorant_worker.fleet.offers import Offers
@@ -23,7 +22,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.scheduler import Scheduler
 from cormorant_worker.fleet.slot import SlotState
 from cormorant_worker.fleet.slots import Lineage, Slots
-from cormorant_worker.fleet.stats import FleetStats
+from cormorant_worker.fleet.stats import EnvFailures, FleetCounters, FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.weights.cached import Settled

@@ -4,9 +4,9 @@ import math
 from collections import deque
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import WorkerHandle
+from cormorant_worker.fleet.stats import FleetCounters
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import PlainCommand, Restore
 

@@ -19,7 +19,6 @@ import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Round, SlotKey
-from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
@@ -130,6 +129,25 @@ class Question:
     is_awaited: bool
     """True if a caller waits for the reply and handles its error."""
     reply: Reply | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """One worker as the fleet sees it."""
+
+    name: str
+    """`<group>-<index>`."""
+    attempt: int
+    phase: str
+    """importing, building, waiting, stepping, storing, paused."""
+    frames: int
+    """Frames that this attempt has stepped."""
+    version: PolicyVersion
+    pid: int
+    """0 while it has none: a Ray actor that is not placed."""
+    env_restarts: int
+    device: str = "cpu"
+    """Torch device of its policy."""
 
 
 @dataclass(slots=True, eq=False)
