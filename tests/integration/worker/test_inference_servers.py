@@ -55,6 +55,8 @@ def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
         assert sorted(fleet.specs["policy"]) == ["bias", "number"]
         receipt = fleet.publish(numbered(1), wait_s=30)
         assert (receipt.applied, receipt.waiting, dict(receipt.refused)) == (("act-0", "act-1"), (), {})
+        with pytest.raises(FleetError, match="no policy acts in worker cpu-0"):
+            fleet.publish(numbered(1), workers=["cpu-0"])
         fleet.resume()
         seen = set()
         for number, batch in enumerate(LocalFleet(fleet).batches()):
@@ -66,12 +68,6 @@ def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
         assert balance(fleet) == 0
     assert min(seen) >= 1
     assert len(seen) > 3
-
-
-def test_weights_for_a_worker_without_a_policy_are_refused() -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8))
-    with make_fleet(served(job), workers=1) as fleet, pytest.raises(FleetError, match="no policy acts in worker cpu-0"):
-        fleet.publish(numbered(1), workers=["cpu-0"])
 
 
 def test_served_fleet_is_seeded_again_and_resized() -> None:
