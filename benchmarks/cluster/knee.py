@@ -29,11 +29,10 @@ from benchmarks.cluster.process import Counted, frames_now, move_heads, stub_hea
 from benchmarks.cluster.upkeep import Objects, Raw
 from cormorant_contract.children import INDEX, JOB
 from cormorant_operator.controller import Controller
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.kube.rate_limit import RateLimiter
-from cormorant_operator.settings import BURST, COUNTERS_SHARE, REQUESTS_PER_S
+from cormorant_operator.kube.client import RateLimiter
+from cormorant_operator.settings import BURST, COUNTERS_SHARE, REQUESTS_PER_S, OperatorDefaults
 
 FRAMES_PER_SECOND = 1000.0
 SAMPLE_S = 1.0

@@ -27,12 +27,12 @@ from benchmarks.cluster.jobs import manifest
 from benchmarks.cluster.process import move_heads, stub_heads
 from cormorant_operator.controller import Controller
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import KubeNotFound
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import KubeClient
+from cormorant_operator.settings import OperatorDefaults
 
 Raw = dict[str, Any]
 ROUNDS = 5

@@ -23,9 +23,8 @@ from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HEAD_STATES
-from cormorant_operator.kube.client import KubeClient
+from cormorant_operator.kube.client import KubeClient, RateLimiter
 from cormorant_operator.kube.leader import Leader
-from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.kube.watch import KINDS, QUEUE_KINDS, Kinds, Watch
 from cormorant_operator.metrics import Values
 from cormorant_operator.settings import Settings, read_settings

@@ -5,13 +5,13 @@ watch event cannot cause a second creation. An older version of an object never 
 """
 
 import math
-from collections import OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from cormorant_operator.job import Job, Unreadable, read_job
-from cormorant_operator.pods import Pod, PodIndex, controller_uid, pod_identity, read_pod
+from cormorant_operator.pods import Obstacle, Pod, controller_uid, pod_identity, read_pod
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.workload import Workload, read_workload
 
@@ -29,6 +29,87 @@ class Member:
     fact: Pod | Workload | str
     name: str
     kind: str
+
+
+class WorkerBuild(NamedTuple):
+    group: str
+    template: str
+    base_image: str
+
+
+class PodIndex:
+    """The pods of one job. Changed by the cache only, between two reconciles."""
+
+    def __init__(self, pods: Iterable[Pod] = ()) -> None:
+        self.pods: dict[str, Pod] = {}
+        """Every pod by uid."""
+        self.others: dict[str, Pod] = {}
+        """Heads, canaries, and workers that are not healthy, by uid."""
+        self.healthy: dict[WorkerBuild, dict[int, Pod]] = {}
+        """Healthy workers by build, and by index."""
+        self.restarts: Counter[WorkerBuild] = Counter()
+        """Total failures of the slots of healthy workers."""
+        self._places: defaultdict[tuple[str, int], dict[str, Pod]] = defaultdict(dict)
+        """Workers of each slot, (group, index), by uid."""
+        for pod in pods:
+            self.put(pod)
+
+    def put(self, pod: Pod) -> None:
+        self.drop(pod.uid)
+        self.pods[pod.uid] = pod
+        if pod.role != "worker":
+            self.others[pod.uid] = pod
+            return
+        place = self._places[pod.group, pod.index]
+        self._take_out(place)
+        place[pod.uid] = pod
+        self._sort_in(place)
+
+    def drop(self, uid: str) -> None:
+        pod = self.pods.pop(uid, None)
+        if pod is None:
+            return
+        if pod.role != "worker":
+            del self.others[uid]
+            return
+        place = self._places[pod.group, pod.index]
+        self._take_out(place)
+        del place[uid]
+        if place:
+            self._sort_in(place)
+        else:
+            del self._places[pod.group, pod.index]
+
+    def _sort_in(self, place: Mapping[str, Pod]) -> None:
+        """Sort each pod of a slot into `healthy` or `others`."""
+        if len(place) == 1:
+            (pod,) = place.values()
+            is_healthy = (
+                pod.is_scheduled
+                and pod.is_ready
+                and not pod.failures
+                and not pod.is_disrupted
+                and pod.obstacle is Obstacle.NONE
+                and pod.retiring_since is None
+                and pod.draining_since is None
+                and pod.stalled_since is None
+            )
+            if is_healthy:
+                build = WorkerBuild(pod.group, pod.template, pod.base_image)
+                self.healthy.setdefault(build, {})[pod.index] = pod
+                self.restarts[build] += pod.restarts
+                return
+        self.others.update(place)
+
+    def _take_out(self, place: Mapping[str, Pod]) -> None:
+        """Undo `_sort_in`, before a slot changes."""
+        for uid, pod in place.items():
+            if self.others.pop(uid, None) is None:
+                build = WorkerBuild(pod.group, pod.template, pod.base_image)
+                del self.healthy[build][pod.index]
+                self.restarts[build] -= pod.restarts
+                if not self.healthy[build]:
+                    del self.healthy[build], self.restarts[build]
 
 
 @dataclass(slots=True)

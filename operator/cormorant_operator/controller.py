@@ -16,7 +16,7 @@ from zlib import crc32
 import structlog
 
 from cormorant_operator import errors, names
-from cormorant_operator.cache import Cache
+from cormorant_operator.cache import Cache, PodIndex
 from cormorant_operator.decide.plan import (
     CheckNode,
     CheckTemplate,
@@ -28,15 +28,14 @@ from cormorant_operator.decide.plan import (
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import event, refused_status
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.executor import Executor
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import HeadState, JobState, is_cut_off
-from cormorant_operator.kube.client import KubeClient, ListedKind
-from cormorant_operator.kube.rate_limit import Purpose, purpose
+from cormorant_operator.kube.client import KubeClient, ListedKind, Purpose, purpose
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.pods import Pod, PodIndex
+from cormorant_operator.pods import Pod
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()

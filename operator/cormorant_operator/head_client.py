@@ -7,7 +7,7 @@ from typing import TypeVar
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from cormorant_contract.children import API_PORT, api_host
+from cormorant_contract.children import api_host
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
@@ -15,6 +15,7 @@ from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, Waits
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive
+from cormorant_operator.settings import DEFAULT_URL
 
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0
@@ -22,7 +23,6 @@ ANSWER_S = 2.0
 _KEEP_ALIVE_S = 70.0
 """Idle time after which a connection is closed; less than the 75 s after which a head closes it."""
 _MAX_BYTES = 4 << 20
-DEFAULT_URL = f"{{scheme}}://{{ip}}:{API_PORT}"
 
 
 class HeadClient:

@@ -21,10 +21,10 @@ class Mutant(NamedTuple):
 
 ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
     ("operator/cormorant_operator", "tests/unit/operator"): [
-        ("templates.py", "self._code, *secret)", "*secret)", "test_templates.py"),
-        ("templates.py", "group.resources, group.template)", "group.template)", "test_templates.py"),
-        ("templates.py", "spec.image, self._code, spec.head", "spec.image, spec.head", "test_templates.py"),
-        ("kube/watch.py", "not any(task.done() for task in streams)", "True", "test_watch.py"),
+        ("job.py", "self._code, *secret)", "*secret)", "test_job.py"),
+        ("job.py", "group.resources, group.template)", "group.template)", "test_job.py"),
+        ("job.py", "spec.image, self._code, spec.head", "spec.image, spec.head", "test_job.py"),
+        ("kube/watch.py", "not any(task.done() for task in streams)", "True", "test_kube.py"),
         ("kube/watch.py", 'if event["type"] is None:', "if False:", "tests/integration/operator/test_watch.py"),
         (
             "controller.py",
@@ -34,8 +34,8 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ),
         ("cache.py", "if version <= self._tombstones.get(uid, -1):", "if False:", "test_cache.py"),
         ("work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", "test_work_queue.py"),
-        ("kube/leader.py", "if holder == self._identity or is_free", "if True", "test_leader.py"),
-        ("decide/slots.py", "if pod.is_rejected:", "if False:", ""),
+        ("kube/leader.py", "if holder == self._identity or is_free", "if True", "test_kube.py"),
+        ("pods.py", "if pod.is_rejected:", "if False:", ""),
     ],
     ("api/cormorant_client", "tests/unit/client"): [
         ("transport.py", "parts.username or ", "", "test_head.py"),

@@ -24,10 +24,9 @@ from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.plan import CheckNode, CreatePod, DeletePod, Draft, DrainHead, MarkPod
 from cormorant_operator.decide.progress import frames_settled
-from cormorant_operator.decide.slots import RESET_AFTER_S, next_attempt_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import Pod
+from cormorant_operator.pods import RESET_AFTER_S, Pod, next_attempt_at
 from cormorant_operator.render.children import config_map
 from cormorant_operator.render.pods import PodOrigin, head_pod
 

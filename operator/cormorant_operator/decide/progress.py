@@ -15,10 +15,9 @@ from cormorant_operator.decide.obstacles import (
     late_at,
     scheduling_trouble,
 )
-from cormorant_operator.decide.slots import failures_after
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact, find, is_true, since
-from cormorant_operator.pods import EXIT_REFUSED, Pod
+from cormorant_operator.pods import EXIT_REFUSED, Pod, failures_after
 
 _MOMENT_POLLS = 4
 """Polls without new frames before a job counts as not progressing: large batches take longer than a poll."""

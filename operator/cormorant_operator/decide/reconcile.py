@@ -19,11 +19,11 @@ from cormorant_operator.decide.queueing import queue_actions
 from cormorant_operator.decide.status import events_between, is_counters_only, make_status, write_at
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import plan_workers, render_worker
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import JobState
 from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
+from cormorant_operator.settings import OperatorDefaults
 
 _CHANGES = (plan.DeletePod, plan.MarkPod, plan.DeleteChild, plan.DeleteJob)
 

@@ -8,14 +8,13 @@ from math import ceil
 
 from cormorant_contract.spec import RunPolicy
 from cormorant_contract.workers import Autoscale, WorkerGroup
-from cormorant_operator.cache import JobRecord
-from cormorant_operator.decide.slots import Slot, failures_after, next_attempt_at
-from cormorant_operator.defaults import OperatorDefaults
+from cormorant_operator.cache import JobRecord, WorkerBuild
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import WAITS_LAST_S, HeadAnswer, JobState, RefusalKind, Verdict, Waits
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import Pod, WorkerBuild
+from cormorant_operator.pods import Pod, Slot, failures_after, next_attempt_at
 from cormorant_operator.render.children import pod_groups
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 VERDICT_LASTS_S = 600.0

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
 from cormorant_operator.decide.plan import CreatePod, DeletePod, Draft, MarkPod
-from cormorant_operator.decide.slots import Slot
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import Pod
+from cormorant_operator.pods import Pod, Slot
 from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import structlog
 
 from cormorant_operator.errors import KubeConflict, KubeError, KubeNotFound, LeaseLost, Unreachable
-from cormorant_operator.kube.client import KubeClient
-from cormorant_operator.kube.rate_limit import Purpose, purpose
+from cormorant_operator.kube.client import KubeClient, Purpose, purpose
 
 log = structlog.get_logger()
 

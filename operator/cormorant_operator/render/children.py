@@ -24,10 +24,10 @@ from cormorant_contract.children import (
 )
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_operator import names
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, owner_reference
+from cormorant_operator.settings import OperatorDefaults
 
 _GANG_FIELDS = ("schedulerName", "priorityClassName", "priority", "preemptionPolicy")
 """Fields in which all pods of a PodGroup agree; its scheduler refuses the whole group otherwise."""

@@ -26,9 +26,9 @@ from cormorant_contract.children import (
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 GPU = "nvidia.com/gpu"

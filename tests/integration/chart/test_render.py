@@ -15,9 +15,8 @@ from cormorant_cli.commands.doctor import OPERATOR
 from cormorant_contract.children import API_PORT, HEAD, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.render.pods import PodOrigin, head_pod, worker_pod
-from cormorant_operator.settings import read_settings
+from cormorant_operator.settings import OperatorDefaults, read_settings
 from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
 from cormorant_testing.operator_world import make_job
 

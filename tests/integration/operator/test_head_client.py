@@ -22,11 +22,10 @@ from cormorant_contract.rest.control import Desired
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.job import Job
+from cormorant_operator.job import Job, Templates
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
-from cormorant_operator.templates import Templates
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as make_operator_job
 from cormorant_testing.serving import serve

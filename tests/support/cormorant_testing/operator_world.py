@@ -20,13 +20,13 @@ from cormorant_operator import names
 from cormorant_operator.cache import Cache, JobRecord
 from cormorant_operator.decide import plan as orders
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import HeadSilent, KubeConflict, KubeRefused
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Job, find, read_job
 from cormorant_operator.job_state import HeadAnswer, JobState
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Obstacle, Pod, write_time
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.api_server import ApiServer, Raw
 from cormorant_testing.kueue import Kueue
 from manifest_making import collector_job

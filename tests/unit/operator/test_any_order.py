@@ -21,9 +21,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from cormorant_operator.cache import PodIndex
 from cormorant_operator.decide.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.pods import Obstacle, PodIndex
+from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, changes, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}

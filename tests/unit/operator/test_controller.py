@@ -13,11 +13,11 @@ import pytest
 
 from cormorant_contract.rest.control import Desired
 from cormorant_operator.controller import Controller
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import HeadSilent, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.api_server import SINCE, ApiServer
 from cormorant_testing.operator_world import make_spec
 from manifest_making import collector_job

@@ -11,8 +11,8 @@ from cormorant_operator import names
 from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod, Plan
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.operator_world import World, changes, make_document, of_kind, running, waiting
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator.decide.plan import ApplyChild, CreatePod
-from cormorant_operator.defaults import OperatorDefaults
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.operator_world import World, of_kind
 
 SERVED = OperatorDefaults(has_pod_groups=True)

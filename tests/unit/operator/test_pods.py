@@ -9,12 +9,12 @@ import pytest
 
 from cormorant_contract.children import CODE_FOLDER, JOB_UID, RESTARTS
 from cormorant_operator import names
-from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
 from cormorant_operator.render import children
 from cormorant_operator.render.children import derive
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, PodOrigin, head_pod, merge, worker_pod
+from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.operator_world import World, make_job
 
 BIRTH = PodOrigin(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
