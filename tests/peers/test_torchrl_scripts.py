@@ -30,7 +30,7 @@ from torchrl.testing.mocking_classes import (
 )
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector, RayCollector
-from cormorant_compat.torchrl.specs import space_of
+from cormorant_compat.torchrl.adapter import space_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned
 from cormorant_testing.scripts import until

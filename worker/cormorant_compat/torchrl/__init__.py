@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         sync_async_collector,
         sync_sync_collector,
     )
-    from cormorant_compat.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from cormorant_compat.torchrl.pool import MultiThreadedEnv, MultiThreadedEnvWrapper
     from cormorant_compat.torchrl.ray_collector import RayCollector
 
 __all__ = [
@@ -60,7 +60,7 @@ _HOMES = {"FleetCollector": "collector", "RayCollector": "ray_collector"}
 def __getattr__(name: str) -> Any:
     """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
     if name in _ENVS:
-        return getattr(import_module(f"{__name__}.env" if find_spec("torchrl") else f"{__name__}.plain_env"), name)
+        return getattr(import_module(f"{__name__}.env" if find_spec("torchrl") else f"{__name__}.pool"), name)
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'collectors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

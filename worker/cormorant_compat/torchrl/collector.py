@@ -19,8 +19,7 @@ from cormorant_compat.arguments import Policy
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.distant import execute_in_worker
 from cormorant_compat.torchrl.free_running import FreeRunning
-from cormorant_compat.torchrl.makers import place_envs
-from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of, place_envs
 from cormorant_compat.torchrl.policy import (
     Number,
     Weights,

@@ -20,8 +20,7 @@ from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.makers import Maker, count_collectors, is_env, share_out
-from cormorant_compat.torchrl.plan import CollectionPlan, Mode
+from cormorant_compat.torchrl.plan import CollectionPlan, Maker, Mode, count_collectors, is_env, share_out
 from cormorant_compat.torchrl.settings import (
     LocalKeywords,
     MakerKeywords,

@@ -1,15 +1,18 @@
-"""EnvPool as a TorchRL environment. Imported only where TorchRL is installed; `plain_env.py` stands in elsewhere."""
+"""EnvPool as a TorchRL environment. Imported only where TorchRL is installed; elsewhere that of `pool.py` stands in."""
 
 from typing import Any, Unpack
 
+import gymnasium
+import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import OneHot as OneHotSpec
 from torchrl.envs import EnvBase
 
 from cormorant_compat.torchrl.pool import Build, OfPool, OfTask, Pool, PoolOptions
-from cormorant_compat.torchrl.specs import spec_of
-from cormorant_worker.spaces import put_nested
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import OneHot, Space, put_nested
 
 
 class MultiThreadedEnvWrapper(OfPool, EnvBase):
@@ -36,9 +39,9 @@ class MultiThreadedEnvWrapper(OfPool, EnvBase):
         self.num_workers = pool.num_envs
         nested: dict[str, Any] = {}
         for leaf, space in zip(pool.observation, pool.observation_spaces, strict=True):
-            put_nested(nested, leaf.key, spec_of(space, batch_size, device=device))
+            put_nested(nested, leaf.key, _spec_of(space, batch_size, device=device))
         self.observation_spec = _composite(nested, batch_size, device)
-        self.action_spec = spec_of(pool.action_space, batch_size, device=device)
+        self.action_spec = _spec_of(pool.action_space, batch_size, device=device)
         column = torch.Size([*batch_size, 1])
         self.reward_spec = Unbounded(shape=column, device=device)
         flag = Categorical(2, shape=column, dtype=torch.bool, device=device)
@@ -86,3 +89,25 @@ class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):
 def _composite(nested: dict[str, Any], shape: torch.Size, device: torch.device | None) -> Composite:
     parts = {k: _composite(v, shape, device) if isinstance(v, dict) else v for k, v in nested.items()}
     return Composite(parts, shape=shape, device=device)
+
+
+def _spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
+    """The spec of one leaf for a batch of environments."""
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    shape = torch.Size([*batch_size, *(space.shape or ())])
+    match space:
+        case OneHot():
+            return OneHotSpec(space.size, shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Discrete():
+            # TorchRL's begin at 0; `Pool` adds what they begin with.
+            return Categorical(int(space.n), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiDiscrete():
+            return MultiCategorical(space.nvec.tolist(), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiBinary():
+            return Binary(shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Box():
+            low, high = torch.from_numpy(np.array(space.low)), torch.from_numpy(np.array(space.high))
+            if low.is_floating_point() and bool((low.isinf() & high.isinf()).all()):
+                return Unbounded(shape=shape, dtype=dtype, device=device)
+            return Bounded(low.expand(shape), high.expand(shape), shape=shape, dtype=dtype, device=device)
+    raise EnvBuildError(f"TorchRL has no spec like {space}; wrap the environment")

@@ -1,14 +1,18 @@
-"""The plan of a collector: its environments, policy, settings and seed, and the job that a fleet makes of them."""
+"""What collectors are made of: environments as scripts of TorchRL give them, policy, settings and seed; and their job."""
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import cloudpickle
+import gymnasium
 import numpy as np
 
-from cormorant_compat.torchrl.makers import Maker
-from cormorant_compat.torchrl.settings import CollectorSettings, exploration_of, limit
+from cormorant_compat.torchrl.settings import CollectorSettings, broadcast, devices_of, exploration_of, limit
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.envs.gymnasium_env import why_unsupported
+from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.scripted import info_block, script_job
 
 Mode = Literal["sync", "async"]
@@ -17,7 +21,7 @@ Mode = Literal["sync", "async"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionPlan:
     mode: Mode
-    makers: tuple[tuple[Maker, ...], ...]
+    makers: "tuple[tuple[Maker, ...], ...]"
     """By collector: its environments."""
     policy: Any
     settings: CollectorSettings
@@ -79,3 +83,141 @@ def next_seed(seed: int, links: int) -> int:
 def number_of(worker: str) -> int:
     """A collector's number, from its worker's name."""
     return int(worker.rpartition("-")[2])
+
+
+# -- environments ----------------------------------------------------------------------------------------------
+
+
+class Maker:
+    """Calls a user's maker with its arguments, in the process where the environment steps. Pickled for it."""
+
+    def __init__(self, maker: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        """Take a callable, or an environment, which is sent as it is."""
+        self.maker = maker
+        self.made: Any = None
+        """The newest environment that was made in this process."""
+        self.device = ""
+        """Torch device of a TorchRL environment; empty: as it was made."""
+        self._kwargs = dict(kwargs or {})
+        self._is_env = is_env(maker)
+        if self._is_env and self._kwargs:
+            raise TypeError(
+                f"env_kwargs {self._kwargs} were given with an environment that is built already "
+                f"({type(maker).__name__}); give a callable that builds it"
+            )
+        if why := "" if self._is_env else why_unsupported(maker):
+            raise TypeError(f"{'a callable makes' if callable(maker) else 'an environment is'} {why}")
+        if not self._is_env and not callable(maker):
+            raise TypeError(
+                f"{maker!r} ({type(maker).__name__}) makes no environment; give a callable that returns one"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Bytes, so that each call unpickles an environment of its own.
+        maker = cloudpickle.dumps(self.maker) if self._is_env and not isinstance(self.maker, bytes) else self.maker
+        return {**self.__dict__, "maker": maker, "made": None}
+
+    def __call__(self) -> Any:
+        """A gymnasium.Env, or what has a `vector_env`. Of an environment that was sent: a copy."""
+        if isinstance(self.maker, bytes):
+            self.made = cloudpickle.loads(self.maker)
+        else:
+            self.made = self.maker if self._is_env else self.maker(**self._kwargs)
+        if self.device and is_torchrl_env(self.made):
+            self.made = self.made.to(self.device)
+        # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
+        if isinstance(self.made, gymnasium.Env) or hasattr(type(self.made), "vector_env"):
+            return self.made
+        if is_torchrl_env(self.made):
+            from cormorant_compat.torchrl.adapter import adapt_torchrl
+
+            return adapt_torchrl(self.made)
+        kind = type(self.made)
+        if why := why_unsupported(self.made):
+            raise EnvBuildError(f"the environment's maker returned {why}")
+        raise EnvBuildError(
+            f"the environment's maker returned a {kind.__module__}.{kind.__name__}; return a TorchRL environment, a "
+            "gymnasium.Env or a MultiThreadedEnv"
+        )
+
+
+def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
+    """Number of collectors: the length of a list, else the given number, else one."""
+    if given is not None and (isinstance(given, bool) or given < 1):
+        raise ValueError(f"{name} {given!r}; give 1 or more")
+    if not isinstance(create_env_fn, list | tuple):
+        return given or 1
+    if not create_env_fn:
+        raise ValueError("create_env_fn is an empty list; give at least one callable that makes an environment")
+    if given not in (None, len(create_env_fn)):
+        raise ValueError(f"create_env_fn has {len(create_env_fn)} entries and {name} is {given}; give one of them")
+    return len(create_env_fn)
+
+
+def share_out(
+    env_fns: Any, env_kwargs: Any, num_env_per_collector: int | None, num_collectors: int | None
+) -> tuple[tuple[Maker, ...], ...]:
+    """The makers of each collector's environments.
+
+        list of n, only collectors given     each has ceil(n / collectors)
+        list of n, only per collector given  ceil(n / per collector) collectors
+        list, neither given                  one environment a collector
+        a callable, both given               collectors * per collector environments
+        a callable, one given                the other is 1
+
+    Raises:
+        ValueError: numbers that do not fit together.
+        TypeError: something that makes no environment.
+    """
+    for name, value in (("num_env_per_collector", num_env_per_collector), ("num_collectors", num_collectors)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more")
+    per, count = num_env_per_collector, num_collectors
+    if isinstance(env_fns, list | tuple):
+        n = len(env_fns)
+        if not n:
+            raise ValueError("env_fns is an empty list; give at least one callable that makes an environment")
+        if per is None:
+            per = 1 if count is None else -(-n // count)
+        count = count or -(-n // per)
+        if per * count < n:
+            raise ValueError(
+                f"num_env_per_collector {per} * num_collectors {count} is {per * count}, fewer than the {n} "
+                "environments of env_fns; raise one of them"
+            )
+        if (needed := -(-n // per)) != count:
+            raise ValueError(
+                f"{n} environments at {per} a collector fill {needed} collectors, not num_collectors {count}: "
+                "some would have none; change one of the three"
+            )
+        if n % per:
+            raise ValueError(
+                f"{n} environments at {per} a collector leave {n % per} for the last one; the collectors of a "
+                f"fleet have as many environments each: give {n + per - n % per}, or another number per collector"
+            )
+        env_fns = list(env_fns)
+    else:
+        per, count = per or 1, count or 1
+        n = per * count
+        env_fns = [env_fns] * n
+    kwargs = broadcast(env_kwargs, "env_kwargs", n, of="environments")
+    made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
+    return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
+
+
+def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
+    """Have each collector's makers put TorchRL environments on its `env_device`."""
+    for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
+        for maker in own:
+            maker.device = device
+
+
+def is_env(value: object) -> bool:
+    """True for an environment, TorchRL's or gymnasium's."""
+    return isinstance(value, gymnasium.Env) or is_torchrl_env(value)
+
+
+def is_torchrl_env(value: object) -> bool:
+    """True for TorchRL's: an instance exists only where TorchRL was imported."""
+    theirs = sys.modules.get("torchrl.envs")
+    return theirs is not None and isinstance(value, theirs.EnvBase)

@@ -9,13 +9,23 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import torch
 
 from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag
-from cormorant_compat.torchrl import ray_arguments as arguments
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
-from cormorant_compat.torchrl.makers import Maker, count_collectors, place_envs
-from cormorant_compat.torchrl.plan import CollectionPlan, number_of
+from cormorant_compat.torchrl.plan import CollectionPlan, Maker, count_collectors, number_of, place_envs
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, check_has_weights, on_cpu
-from cormorant_compat.torchrl.settings import CollectorKeywords, broadcast, devices_of, read_settings
+from cormorant_compat.torchrl.settings import (
+    OWN_WHEN_ADDED,
+    CollectorKeywords,
+    broadcast,
+    check_class,
+    devices_of,
+    is_connected,
+    own_settings,
+    ray_options,
+    read_settings,
+    read_updater,
+    remote_options,
+)
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
@@ -79,13 +89,13 @@ class RayCollector(FleetCollector):
     ) -> None:
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
         count = count_collectors(create_env_fn, num_collectors)
-        arguments.check_class(collector_class)
+        check_class(collector_class)
         given: dict[str, Any] = {"frames_per_batch": frames_per_batch, **kwargs}
         given["weight_sync_schemes"] = weight_sync_schemes
-        given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
-        self._remote = arguments.remote_options(remote_configs, count)
-        self._ray_options = arguments.ray_options(ray_init_config, self._remote)
-        self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
+        given, overrides = own_settings(collector_kwargs, num_collectors=count, given=given)
+        self._remote = remote_options(remote_configs, count)
+        self._ray_options = ray_options(ray_init_config, self._remote)
+        self._has_other_devices = bool(self._ray_options.address) or is_connected()
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
         interval = max_weight_update_interval
@@ -110,7 +120,7 @@ class RayCollector(FleetCollector):
         needs_batches = settings.trajs_per_batch is not None or settings.post_collect_hook is not None
         if self._extends_in_workers and needs_batches:
             raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
-        self.weight_updater = arguments.read_updater(weight_updater)
+        self.weight_updater = read_updater(weight_updater)
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
@@ -177,9 +187,8 @@ class RayCollector(FleetCollector):
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
-        known = arguments.OWN_WHEN_ADDED
-        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={}, known=known)
-        remote = arguments.remote_options(remote_configs, count)
+        taken, overrides = own_settings(collector_kwargs, num_collectors=count, given={}, known=OWN_WHEN_ADDED)
+        remote = remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)
         devices, general = (

@@ -19,8 +19,7 @@ from torch import nn
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.collectors import make_collector_onpolicy
-from cormorant_compat.torchrl.makers import share_out
-from cormorant_compat.torchrl.plan import CollectionPlan, next_seed
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, share_out
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_compat.torchrl.pool import Pool, PoolOptions
 from cormorant_compat.torchrl.settings import (

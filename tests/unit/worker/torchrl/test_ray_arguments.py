@@ -8,9 +8,8 @@ from tensordict import TensorDict
 
 from cormorant_compat.torchrl import RayCollector
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
-from cormorant_compat.torchrl.makers import count_collectors
-from cormorant_compat.torchrl.ray_arguments import own_settings, ray_options, remote_options
-from cormorant_compat.torchrl.settings import read_settings
+from cormorant_compat.torchrl.plan import count_collectors
+from cormorant_compat.torchrl.settings import own_settings, ray_options, read_settings, remote_options
 from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.block import Block
