@@ -138,6 +138,7 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
             await asyncio.wait((acquiring, stopping), return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set():
                 return _OK
+            acquiring.result()
             tasks.append(asyncio.create_task(leader.keep()))
             tasks.remove(acquiring)
         for one in watches:

@@ -1,7 +1,10 @@
 """The operator's process: its command line, its metrics and its log lines."""
 
+import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import structlog
@@ -9,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import BUDGET, BUDGET_PER_JOB_OF_OPERATOR, METRICS
 from cormorant_contract.metrics import operator as declared
-from cormorant_operator.__main__ import configure_logs
-from cormorant_operator.errors import SettingsError
+from cormorant_operator.__main__ import _work, configure_logs
+from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.metrics import Metrics
 from cormorant_operator.settings import read_settings
 
@@ -100,3 +103,28 @@ def test_log_lines_have_the_fields_of_heads_and_workers(capsys: pytest.CaptureFi
         "timestamp", "level", "event", "job", "group", "worker", "epoch", "version",
     ]  # fmt: skip
     assert (first["job"], first["pod"], last["job"]) == ("pong", "pong-cpu-0-abcde", None)
+
+
+class Standby:
+    """A leader that cannot ask for its lease, and a controller that has nothing to do."""
+
+    is_leading = False
+
+    async def acquire(self) -> None:
+        raise OperatorError("found no credentials")
+
+    async def keep(self) -> None:
+        await asyncio.sleep(60)
+
+    async def release(self) -> None: ...
+
+    async def run(self) -> None: ...
+
+
+@pytest.mark.anyio
+async def test_operator_that_cannot_ask_for_its_lease_does_not_lead() -> None:
+    fake: Any = Standby()
+    fake.has_workloads = asyncio.Event()
+    settings: Any = SimpleNamespace(namespaces=(), selector="")
+    with pytest.raises(OperatorError, match="found no credentials"):
+        await _work(fake, fake, settings, asyncio.Event())
