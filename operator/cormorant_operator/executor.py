@@ -266,14 +266,21 @@ class Executor:
 
     async def _delete_child(self, job: Job, kind: str, name: str) -> bool:
         """Delete an object of the job. Returns False if there is none."""
+        members, is_own = self._cache.record(job.uid).members, False
+        # Not all kinds are watched: one that others have deleted may still be in the cache.
+        gone = {uid for uid, member in members.items() if (member.kind, member.name) == (kind, name)}
         try:
             found = await self._api.get(kind, namespace=job.namespace, name=name)
-            uid, is_own = found["metadata"]["uid"], controller_uid(found) == job.uid
-            if is_own:
+            gone.add(uid := found["metadata"]["uid"])
+            if controller_uid(found) == job.uid:
                 await self._api.delete(kind, namespace=job.namespace, name=name, preconditions={"uid": uid})
-            self._cache.forget(uid)
-        except (errors.KubeNotFound, errors.KubeConflict):
+                is_own = True
+        except errors.KubeConflict:
             return False
+        except errors.KubeNotFound:
+            pass
+        for uid in gone:
+            self._cache.forget(uid)
         return is_own
 
     async def _check_node(self, job: Job, name: str, state: JobState) -> None:

@@ -10,6 +10,7 @@ from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact
 from cormorant_operator.job_state import POD_OWNER, RefusalKind
 from cormorant_operator.pods import Obstacle, Pod
+from cormorant_operator.render.children import budgets, certificates
 
 _QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
@@ -156,6 +157,13 @@ def _is_missing(view: View, owner: str) -> bool:
         return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.pods)
     if owner in _QUEUE_KINDS:
         return bool(view.job.queue)
+    kind, _, name = owner.partition("/")
+    if name:
+        return (kind, name) in view.children
+    if kind in ("Certificate", "PodDisruptionBudget", "PodGroup"):
+        # The manifest may ask for none by now.
+        asked = (*certificates(view.job), *budgets(view.job, workers=1), *view.pod_groups)
+        return any(manifest["kind"] == kind for manifest in asked)
     if owner not in view.sizes:
-        return True
+        return owner[0].isupper()  # a kind; else a group that was removed
     return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

@@ -314,3 +314,36 @@ def test_refused_pod_is_understood_and_told_in_the_servers_words(name: str) -> N
     verdict = world.known.verdicts.get(check.template)
     error = message if kind in (INVALID, NO_RIGHT) else ""
     assert (verdict.error if verdict is not None else None) == (None if kind is SERVER else error)
+
+
+# -- what is not wanted any more ---------------------------------------------------------------------------------------
+
+
+def test_unwatched_child_that_others_deleted_is_deleted_once() -> None:
+    world = running()
+    world.api.remove("PodDisruptionBudget", "pong-head")  # no watch tells of it
+    asked = world.api.requests.count("GET pong-head")
+    world.apply(runPolicy={"disruptionBudget": "None"})
+    assert world.api.requests.count("GET pong-head") == asked + 1
+    assert not [kind for kind, _ in world.children if kind == "PodDisruptionBudget"]
+
+
+def test_refusal_of_what_the_manifest_no_longer_asks_for_is_no_trouble() -> None:
+    world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
+    world.api.refused["APPLY pong-tls"] = 404
+    world.settle()
+    assert world.condition("Accepted") == "False/Forbidden"
+    world.apply(head={"tls": {"secretName": "mine"}})
+    assert world.condition("Accepted") == "True/Accepted"
+    groups = [{"name": "cpu"}, {"name": "gpu", "replicas": 1}]
+    world = running(workerGroups=groups[:1])
+    world.quota = len(world.pods)
+    world.apply(workerGroups=groups)
+    world.wait(61)
+    world.then.start_all()
+    assert world.condition("Scheduled") == "False/QuotaExceeded"
+    world.apply(workerGroups=groups[:1])
+    world.quota = None
+    world.wait(61)
+    world.run()
+    assert world.condition("Scheduled") == "True/AllPodsScheduled"
