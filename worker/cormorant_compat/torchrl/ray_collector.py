@@ -227,6 +227,8 @@ class RayCollector(FleetCollector):
         if due and (due := due & {worker.name for worker in self.fleet.stats().workers}):
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
+            for name in last if everybody else due:  # a weight updater publishes nothing that would say so
+                self._batches_since[name] = 0
         loan = super()._begin()
         if loan is not None:
             self._last = tuple(part.worker for part in loan.parts)

@@ -1,5 +1,7 @@
 """Arguments of RayCollector: read and refused before anything starts, and without Ray."""
 
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,6 +117,33 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
     assert ray_options(None, []).address is ray_options({"address": "local"}, []).address is None
+
+
+def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
+    class Updated(RayCollector):
+        """One collector without a fleet, whose updater counts."""
+
+        def __init__(self) -> None:
+            self._plan = SimpleNamespace(mode="async", num_collectors=1)
+            self._settings = read_settings({}, num_collectors=1)
+            self.pushed, self.weight_updater, self.policy, self.pre_collect_hook = 0, self, None, None
+            self._updates_each, self._update_interval = False, 3
+            self._batches_since, self._last = Counter(), ()
+            self._taken, self._has_begun, self._seeded_at = None, True, 0.0
+            loan = SimpleNamespace(parts=[SimpleNamespace(worker="cpu-0", sealed_at=0.0)], release=lambda: None)
+            stats = SimpleNamespace(workers=[SimpleNamespace(name="cpu-0")])
+            known = {"borrow": lambda: loan, "stats": lambda: stats, "version": 0, "receipt": lambda version: None}
+            self.fleet = SimpleNamespace(**known)
+
+        def push_weights(self, **_: Any) -> None:
+            self.pushed += 1
+
+    collector = Updated()
+    pushed = []
+    for _ in range(8):
+        collector._begin()
+        pushed.append(collector.pushed)
+    assert pushed == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
