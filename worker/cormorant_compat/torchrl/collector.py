@@ -33,7 +33,7 @@ from cormorant_compat.torchrl.settings import Hook, broadcast, check_device, dev
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.errors import FleetClosed, StateError, WeightsError
+from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
@@ -516,18 +516,12 @@ class FleetCollector:
             raise_on_error: raise the error that ended that thread.
         """
         del close_env
-        error: Exception | None = None
         running, self._running = self._running, None
         if running is not None:
-            try:
-                running.stop(0.0 if timeout is None else timeout)
-            except FleetClosed:
-                pass
-            except Exception as found:  # noqa: BLE001  # told after everything was closed
-                error = found
+            running.stop(timeout or 0.0)
         self._close()
-        if running is not None:
-            running.stop(_STOP_S)
+        # A batch under way may end with an error only now.
+        error = running.stop(_STOP_S) if running is not None else None
         if error is not None and raise_on_error:
             raise error
 

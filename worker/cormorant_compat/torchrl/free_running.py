@@ -46,15 +46,13 @@ class FreeRunning:
                     self._is_wanted = False
                 self._changed.notify_all()
 
-    def stop(self, timeout_s: float) -> None:
-        """Stop after the current batch, at most `timeout_s` from now. Raises the error that ended the thread."""
+    def stop(self, timeout_s: float) -> BaseException | None:
+        """Stop after the current batch, at most `timeout_s` from now. Returns the error that ended it, if any."""
         with self._changed:
             self._is_wanted = False
             self._changed.notify_all()
         self._thread.join(timeout_s)
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        return self._error
 
     def _run(self) -> None:
         try:
@@ -74,5 +72,5 @@ class FreeRunning:
                     return
         except FleetClosed:
             return
-        except BaseException as error:  # noqa: BLE001  # the thread's edge: `stop` raises it
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: `stop` returns it
             self._error = error

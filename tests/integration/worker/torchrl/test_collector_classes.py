@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -284,24 +285,29 @@ def test_a_started_collector_fills_its_buffer() -> None:
 class Waiting(CountingEnv):
     def __init__(self) -> None:
         super().__init__(lengths=100)
-        self.is_stepping, self.may_step = threading.Event(), threading.Event()
+        self.is_stepping, self.may_step, self.breaks = threading.Event(), threading.Event(), False
 
     def step(self, action: Any) -> Any:
         self.is_stepping.set()
         assert self.may_step.wait(30)
+        if self.breaks:
+            raise ValueError("broken by then")
         return super().step(action)
 
 
-def test_a_started_collector_is_shut_down_in_the_middle_of_a_batch() -> None:
+@pytest.mark.parametrize("raises", [None, False, True])
+def test_a_started_collector_is_shut_down_in_the_middle_of_a_batch(raises: bool | None) -> None:
     env = Waiting()
+    env.breaks = raises is not None
     collector = Collector(env, frames_per_batch=10, total_frames=100, replay_buffer=Buffer())
     collector.start()
     assert env.is_stepping.wait(30)
     with ThreadPoolExecutor(1) as pool:
-        ended = pool.submit(collector.shutdown)
+        ended = pool.submit(collector.shutdown, raise_on_error=bool(raises))
         until(lambda: collector.fleet._is_closed)
         env.may_step.set()
-        ended.result(30)
+        with pytest.raises(ValueError, match="broken by then") if raises else nullcontext():
+            ended.result(30)
     with pytest.raises(FleetClosed, match="the collector was shut down; make another one"):
         collector.fleet.borrow()
 
