@@ -112,9 +112,9 @@ class Collector(Generic[Stats]):
         self._attempt = 0
         self._envs: VectorEnv = as_vector_env(env, self._seeds().env_seeds, info)
         self._is_usual_buffer = buffer is None
-        self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
-        self._store = None if self.buffer is None else as_store(self.buffer)
         try:
+            self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
+            self._store = None if self.buffer is None else as_store(self.buffer)
             if not (self._envs.lockstep or self._takes_stragglers):
                 raise EnvError(  # noqa: TRY301  # the environments are closed below
                     f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "

@@ -186,6 +186,9 @@ class Options(CountingEnv):
     def render(self) -> None:
         self.rendered.append(self._counts.total)
 
+    def close(self) -> None:
+        self.is_closed = True
+
 
 @pytest.mark.parametrize("noise", [0, False, np.False_, 1, np.True_])
 def test_exploration_noise_may_be_zero_one_or_numpys(noise: Any) -> None:
@@ -437,8 +440,10 @@ def test_what_is_no_environment_no_buffer_or_no_equal_is_refused() -> None:
         Collector(step_mod_5, [lambda: None])
     with pytest.raises(EnvBuildError, match="environment 1 has observations"):
         Collector(step_mod_5, [CountingEnv(), CountingEnv(observation="image")])
+    env = Options()
     with pytest.raises(ValueError, match="list is not a buffer"):
-        Collector(step_mod_5, CountingEnv(), [])
+        Collector(step_mod_5, env, [])
+    assert env.is_closed
     collector = make()
     collector.close()
     with pytest.raises(ValueError, match="the collector is closed"):
