@@ -9,6 +9,7 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
+from cormorant_compat.arguments import plain
 from cormorant_compat.torchrl.settings import CollectorSettings, broadcast, devices_of, exploration_of, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.gymnasium_env import why_unsupported
@@ -143,6 +144,7 @@ class Maker:
 
 def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
     """Number of collectors: the length of a list, else the given number, else one."""
+    given = plain(given)
     if given is not None and (isinstance(given, bool) or given < 1):
         raise ValueError(f"{name} {given!r}; give 1 or more")
     if not isinstance(create_env_fn, list | tuple):
@@ -169,10 +171,10 @@ def share_out(
         ValueError: numbers that do not fit together.
         TypeError: something that makes no environment.
     """
-    for name, value in (("num_env_per_collector", num_env_per_collector), ("num_collectors", num_collectors)):
+    per, count = plain(num_env_per_collector), plain(num_collectors)
+    for name, value in (("num_env_per_collector", per), ("num_collectors", count)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more")
-    per, count = num_env_per_collector, num_collectors
     if isinstance(env_fns, list | tuple):
         n = len(env_fns)
         if not n:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from cormorant_compat.arguments import plain
 from cormorant_compat.torchrl.plan import next_seed
 from cormorant_compat.torchrl.settings import check_device
 from cormorant_worker.collect.seeding import SeedPath
@@ -235,7 +236,7 @@ class OfTask:
             )
         threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
         # A number, from which each environment's own seed follows, or a list with one for each.
-        seed = given.pop("seed", 0)
+        seed = plain(given.pop("seed", 0))
         own = SeedPath(seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
         if len(own) != num_workers:
             raise EnvBuildError(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import torch
 
-from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag
+from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag, plain
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.plan import CollectionPlan, Maker, count_collectors, number_of, place_envs
@@ -98,7 +98,7 @@ class RayCollector(FleetCollector):
         self._has_other_devices = bool(self._ray_options.address) or is_connected()
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
-        interval = max_weight_update_interval
+        interval = plain(max_weight_update_interval)
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
             raise ValueError(
                 f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1"
@@ -374,6 +374,7 @@ class RayCollector(FleetCollector):
 
 
 def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:
+    num_envs = plain(num_envs)
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_workers_per_collector {num_envs!r} is not a number of environments; give 1 or more")
     fns = broadcast(create_env_fn, "create_env_fn", count)

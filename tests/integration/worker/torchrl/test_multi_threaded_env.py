@@ -126,6 +126,7 @@ def test_seeds_reproduce_and_no_two_environments_share_one() -> None:
     assert (env.reset()["observation"] != first).any(dim=1).all(), "new episodes everywhere"
     env.set_seed(9)
     assert torch.equal(env.reset()["observation"], first)
+    assert torch.equal(cartpole(2, np.int64(5)).reset()["observation"], cartpole(2, 5).reset()["observation"])
     env.set_seed(10)
     assert not torch.equal(env.reset()["observation"], first)
 

@@ -19,7 +19,7 @@ from torch import nn
 from cormorant_compat.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.collectors import make_collector_onpolicy
-from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, share_out
+from cormorant_compat.torchrl.plan import CollectionPlan, count_collectors, next_seed, share_out
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_compat.torchrl.pool import Pool, PoolOptions
 from cormorant_compat.torchrl.settings import (
@@ -111,6 +111,9 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
     assert [type(getattr(settings, name)) for name in given] == [bool, bool, bool, int]
     plan = CollectionPlan(mode="async", makers=share_out(CountingEnv, None, 1, 1), policy=None, settings=settings)
     assert plan.job().spec.collection.reset_at_each_batch is False
+    two = np.int64(2)
+    assert [len(own) for own in share_out(CountingEnv, None, two, two)] == [2, 2]
+    assert count_collectors(CountingEnv, two) == 2
 
 
 @pytest.mark.parametrize(
