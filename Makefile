@@ -66,8 +66,7 @@ test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers$(if $(PEERS_SOURCES), --group peers-examples)
 	@PYTHONPATH=$(CURDIR)/api:$(CURDIR)/worker:$(CURDIR)/tests/support .venv-peers/bin/python -m pytest -m "not gpu" tests/peers \
 		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
-		tests/integration/worker/torchrl/test_collector_classes.py \
-		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)
+		tests/integration/worker/torchrl/test_collector_classes.py $(PYTEST_ARGS)
 
 chaos: $(INSTALLED) ## Run random schedules of failures, SCHEDULES=200 of them from FIRST=0 on (tests/chaos)
 	@CORMORANT_CHAOS_SCHEDULES=$(or $(SCHEDULES),200) CORMORANT_CHAOS_FIRST=$(or $(FIRST),0) \

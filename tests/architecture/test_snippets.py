@@ -15,8 +15,8 @@ RUN_BY = {
     "docs/how-to/multi-agent.md": "tests/peers/test_multi_agent.py",
     "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",
     "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",
-    "docs/how-to/migrating-from-torchrl.md": "tests/integration/worker/torchrl/test_guide.py",
-    "docs/how-to/migrating-from-tianshou.md": "tests/peers/test_migration_guide.py",
+    "docs/how-to/migrating-from-torchrl.md": "tests/peers/test_guides.py",
+    "docs/how-to/migrating-from-tianshou.md": "tests/peers/test_guides.py",
 }
 """The test that runs the Python of a page, if it is not tests/integration/test_snippets.py."""
 ROOT_PAGES = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["ROOT_PAGES"]
