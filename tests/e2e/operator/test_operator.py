@@ -1,13 +1,18 @@
-"""The operator as a process, against a real API server: kubelets are played by the test, heads by a stub."""
+"""Operators on a real API server: jobs come, change and go; tokens, gangs, and a node that is lost."""
 
 import base64
+import json
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet
+from cormorant_testing.kubectl import Kubelet, Namespace
+from cormorant_testing.needs import lacks
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.real_job import Job
+from cormorant_testing.scripts import Repeated
 
 
 def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
@@ -161,3 +166,142 @@ def test_two_shards_by_label_share_jobs_and_take_over(scene: Scene) -> None:
         for team in ("a", "b", "a"):
             scene.namespace("label", "cjob", "pong", f"team={team}", "--overwrite")
             replace_worker()
+
+
+def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
+    namespace, head = running.namespace, running.stub
+    before, pods = namespace.get("secret", "pong-tokens"), running.uids()
+    wrong = base64.b64encode(b"of another hand").decode()
+    namespace("patch", "secret", "pong-tokens", "--type=merge", "-p", f'{{"data": {{"operator": "{wrong}"}}}}')
+    head.accepted = "Bearer of another hand"  # as soon as its kubelet shows it to the head
+    running.until(lambda: running.condition("Progressing") == "Unknown/TokenRefused", "the condition says so")
+
+    def secret() -> dict[str, Any]:
+        return next((item for item in namespace.items("secrets") if item["metadata"]["name"] == "pong-tokens"), {})
+
+    namespace.until(
+        lambda: secret().get("data") == before["data"], what="it holds the job's own tokens again", within_s=120
+    )
+    assert secret()["metadata"]["uid"] != before["metadata"]["uid"]
+    head.accepted = f"Bearer {base64.b64decode(before['data']['operator']).decode()}"
+    running.until(lambda: not running.condition("Progressing").startswith("Unknown"), "the head answers again")
+    assert running.uids() == pods
+
+
+ROOM = "cormorant.dev/test-room"
+"""Label of a node that has room for workers."""
+
+
+@pytest.fixture
+def node(scene: Scene) -> Iterator[str]:
+    if "podgroups" not in scene.namespace("get", "--raw", "/apis/scheduling.k8s.io/v1beta1", check=False):
+        lacks("podgroups", "the API server serves no PodGroups of scheduling.k8s.io/v1beta1")
+    nodes = scene.namespace.names("nodes", "")
+    if not nodes:
+        lacks("nodes", "the cluster has no node")
+    yield nodes[0]
+    scene.namespace("label", "node", nodes[0], f"{ROOM}-")
+
+
+def nodes_of(scene: Scene) -> dict[str, str]:
+    """Nodes of the pods, by the pods' names; empty: none yet."""
+    return {pod["metadata"]["name"]: pod["spec"].get("nodeName", "") for pod in scene.namespace.items("pods")}
+
+
+def count(scene: Scene) -> int:
+    """Pods that the scheduler binds together."""
+    (group,) = scene.namespace.items("podgroups")
+    return int(group["spec"]["schedulingPolicy"]["gang"]["minCount"])
+
+
+def test_first_pods_get_nodes_together_and_later_ones_alone(scene: Scene, node: str) -> None:
+    namespace = scene.namespace
+    template = {"spec": {"nodeSelector": {ROOM: namespace.name}}}
+    with scene.operator():
+        scene.submit(workerGroups=[{"name": "cpu", "minReplicas": 2, "template": template}])
+        scene.until(lambda: "minCount" in scene.message("Scheduled"), "the scheduler has tried the gang")
+        assert (set(nodes_of(scene).values()), count(scene)) == ({""}, 3), "the head alone would have fit"
+        namespace("label", "node", node, f"{ROOM}={namespace.name}")
+        scene.until(lambda: "" not in nodes_of(scene).values(), "all pods have a node")
+        scene.until(lambda: count(scene) == 1, "later pods need no others")
+        namespace("label", "node", node, f"{ROOM}-")
+        before = nodes_of(scene)
+        worker = next(name for name in before if "-cpu-" in name)
+        namespace("delete", "pod", worker, "--force", "--grace-period=0")
+        scene.until(lambda: nodes_of(scene).keys() - before.keys(), "the worker is replaced")
+        namespace("delete", "pod", "pong-head-1", "--force", "--grace-period=0")
+        scene.until(lambda: nodes_of(scene).get("pong-head-2"), "the next head has a node")
+        assert "" in nodes_of(scene).values(), "the other worker has none yet"
+
+
+class Node(Repeated):
+    """A node that is ready for as long as its kubelet says so, every 5 s. Use as a context manager."""
+
+    def __init__(self, namespace: Namespace, name: str) -> None:
+        super().__init__(self._say, every_s=5)
+        self.name = f"{namespace.name}-{name}"
+        self._kubectl = namespace
+
+    def __enter__(self) -> "Node":
+        labels = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": self.name}
+        self._kubectl("apply", "-f", "-", document={
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels},
+        })  # fmt: skip
+        self._say()
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._kubectl("delete", "node", self.name, "--wait=false", check=False)
+
+    def stop(self) -> None:
+        """The kubelet stops; what it said last stays."""
+        super().__exit__()
+
+    def is_ready(self) -> bool:
+        found = self._kubectl.get("node", self.name)["status"]["conditions"]
+        return next(c["status"] for c in found if c["type"] == "Ready") == "True"
+
+    def _say(self) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
+        room = {"cpu": "16", "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+        status: dict[str, Any] = {"conditions": [ready], "allocatable": room, "capacity": room}
+        patch = ("--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+        self._kubectl("patch", "node", self.name, *patch, check=False)
+
+
+def pods_on(scene: Scene, node: Node) -> dict[str, bool]:
+    """Whether it is told to end, by pod of a node."""
+    return {
+        pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"]
+        for pod in scene.namespace.items("pods")
+        if pod["spec"].get("nodeName") == node.name
+    }
+
+
+def test_lost_node_gives_its_pods_successors_and_none_is_forced_away(scene: Scene) -> None:
+    with Node(scene.namespace, "a") as first, scene.operator(), Kubelet(scene.namespace):
+        scene.submit()
+        scene.until_ready(within_s=60)
+        before = pods_on(scene, first)
+        assert "pong-head-1" in before
+        assert not any(before.values())
+        assert len(before) == 3
+        with Node(scene.namespace, "b") as second:
+            first.stop()
+            # Silence is no loss: until the controllers say so, and the taint's 30 s have passed, nothing is done.
+            scene.namespace.until(lambda: not first.is_ready(), what="its node is called lost", within_s=120)
+            assert pods_on(scene, first) == before
+            assert pods_on(scene, second) == {}
+            scene.namespace.until(lambda: len(pods_on(scene, second)) == 3, what="successors", within_s=120)
+            # No kubelet confirms their end, so they stay, under their own names, and count for nothing.
+            assert pods_on(scene, first) == dict.fromkeys(before, True)
+            assert not set(before) & set(pods_on(scene, second))
+            scene.until_ready(within_s=60)
+            assert scene.status["workers"] == "2/2"
+            # The node comes back, and its kubelet ends what was told to end.
+            scene.namespace("delete", "pod", *before, "--force", "--grace-period=0")
+            time.sleep(3)
+            assert len(pods_on(scene, second)) == 3
+            assert not any(pods_on(scene, second).values())
