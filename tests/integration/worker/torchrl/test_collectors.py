@@ -53,7 +53,10 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
             assert (batch["collector", "policy_version"] == n).all()
             shapes.append(tuple(batch.shape))
             checker.take(rows(batch))
-            assert collector.stats()["completed"] is (n == 3)
+            stats = collector.stats()
+            assert stats["completed"] is (n == 3)
+            if n == 2:  # none has ended yet
+                assert (stats["workers"], stats["worker_1/frames"]) == (2, 30)
             with torch.no_grad():
                 policy.number.fill_(n + 1)
             assert (batch["collector", "policy_version"] == n).all()
@@ -62,7 +65,7 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
         assert shapes == [(2, 2, 5), (2, 2, 5), (2, 2, 5), (2, 2, 3)]
         assert checker.frames == 72
         stats = collector.stats()
-        assert (stats["frames"], stats["batches"], stats["workers"], stats["worker_1/frames"]) == (72, 4, 2, 36)
+        assert (stats["frames"], stats["batches"]) == (72, 4)
         assert stats["completed"] is True
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (policy, {"weights": numbered(3)}, "weights were given more than once"),
