@@ -99,7 +99,6 @@ def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> Non
             # Nobody takes batches: the workers come to wait for a learner, which is no stall.
             await until(lambda a: a.is_queue_full)
             waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
-            assert waits is not None
             assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
             assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
             await client.drain(job, HEAD)

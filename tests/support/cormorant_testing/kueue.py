@@ -32,7 +32,6 @@ class Kueue:
 
     @property
     def status(self) -> dict[str, Any]:
-        assert self.raw is not None
         return dict(self.raw.get("status") or {})
 
     def condition(self, kind: str) -> str:
@@ -42,7 +41,6 @@ class Kueue:
 
     def admit(self, at: datetime, counts: Mapping[str, int] | None = None, **status: Any) -> None:
         """Reserve quota of the flavor `spot` and admit; `counts`: pod sets that get fewer pods than asked for."""
-        assert self.raw is not None
         assignments = [
             {
                 "name": item["name"],
@@ -64,7 +62,6 @@ class Kueue:
         self._say({"Evicted": ("True", reason)}, at, f"{reason} to accommodate another workload")
 
     def _say(self, news: Mapping[str, tuple[str, str]], at: datetime, message: str = "", **status: Any) -> None:
-        assert self.raw is not None
         kept = [c for c in self.status.get("conditions", ()) if c["type"] not in news]
         said = [
             {"type": kind, "status": value, "reason": reason, "message": message, "lastTransitionTime": write_time(at)}

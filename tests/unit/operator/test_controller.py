@@ -104,9 +104,7 @@ class Scene:
     def decided(self) -> float:
         """How often the job was looked at."""
         text, _ = self.controller.metrics.text("")
-        found = re.search(r'reconcile_duration_seconds_count{handler="reconcile"} (\S+)', text.decode())
-        assert found is not None
-        return float(found[1])
+        return float(re.search(r'reconcile_duration_seconds_count{handler="reconcile"} (\S+)', text.decode())[1])
 
     @property
     def status(self) -> dict[str, Any]:

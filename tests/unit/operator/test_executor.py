@@ -198,7 +198,6 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not(code: int, conditio
     assert of_kind(plan.actions, orders.DeletePod) == []
     assert world.condition(condition) == f"False/{reason}"
     assert world.message(condition) == f"cannot delete pod {first.name}: {first.name} is not to be touched"
-    assert plan.due is not None
     over = refused_at + timedelta(seconds=30)
     later = world.plan(now=over)
     assert later.due is None or later.due > over, "no hot loop until the next whole second"
@@ -227,7 +226,6 @@ def test_workload_that_kueue_wrote_meanwhile_is_left_alone() -> None:
     world = World(queue="team")
     world.settle()
     found = world.kueue.workload
-    assert found is not None
     raw = world.api.stored["Workload", found.name]
     world.api.keep({**raw, "status": {"conditions": []}})  # Kueue's, unseen
     world.do(orders.PatchWorkload(workload=found, status={"reclaimablePods": []}))

@@ -314,7 +314,6 @@ def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:
     job = read_job(make_document(generation=3, collection={"framesPerBatch": 63}))
     assert isinstance(job, Unreadable)
     status = refused_status(job, running().now)
-    assert status is not None
     (accepted,) = status.conditions
     assert (accepted.status, accepted.reason, accepted.observed_generation) == ("False", "InvalidSpec", 3)
     assert "framesPerBatch 63 is not a multiple of numEnvs 8" in accepted.message

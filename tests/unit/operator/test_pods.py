@@ -406,9 +406,7 @@ def test_config_map_is_the_manifest() -> None:
 def seen(pod: Manifest, **status: Any) -> Pod:
     """A pod as the API server shows it."""
     metadata = {**pod["metadata"], "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
-    found = read_pod({**pod, "metadata": metadata, "status": status})
-    assert found is not None
-    return found
+    return read_pod({**pod, "metadata": metadata, "status": status})
 
 
 def container(name: str, **state: Any) -> dict[str, Any]:

@@ -32,7 +32,6 @@ def admitted(counts: dict[str, int] | None = None, **spec: Any) -> World:
 
 
 def pod_sets(world: World) -> dict[str, tuple[int, int | None]]:
-    assert world.kueue.raw is not None
     return {item["name"]: (item["count"], item.get("minCount")) for item in world.kueue.raw["spec"]["podSets"]}
 
 
@@ -49,10 +48,8 @@ def test_no_pod_before_kueue_admits() -> None:
     assert (world.pods, pod_sets(world)) == ({}, {"head": (1, None), "cpu": (2, None)})
     assert (world.job.status.phase, world.job.status.reason) == ("Pending", "WaitingForQuota")
     workload = world.kueue.workload
-    assert workload is not None
     words = f"queue team-queue: Workload {workload.name}: Pending: insufficient unused quota for cpu"
     assert world.message("Scheduled") == words
-    assert world.kueue.raw is not None
     metadata = world.kueue.raw["metadata"]
     assert metadata["labels"]["kueue.x-k8s.io/job-uid"] == world.job.uid
     assert [owner["kind"] for owner in metadata["ownerReferences"]] == ["CollectorJob"]
@@ -82,7 +79,6 @@ def test_eviction_drains_and_gives_the_quota_back() -> None:
     world = admitted()
     world.kueue.evict(world.now)
     world.settle()
-    assert world.known.answer is not None
     assert (world.known.answer.phase, world.job.status.phase) == ("Draining", "Suspending")
     assert world.condition("Suspended") == "False/Evicted"
     assert (world.kueue.condition("QuotaReserved"), len(world.live())) == ("True/QuotaReserved", 2)
@@ -256,7 +252,6 @@ def test_pending_workload_follows_the_manifest() -> None:
     world.apply(replicas=5)
     assert pod_sets(world)["cpu"] == (5, None)
     world.then.enqueue("other")
-    assert world.kueue.raw is not None
     assert world.kueue.raw["spec"]["queueName"] == "other"
 
 
@@ -270,7 +265,6 @@ def test_priority_class_becomes_a_priority() -> None:
     world.tick(600)
     world.known.refusals.clear()
     world.settle()
-    assert world.kueue.raw is not None
     spec = world.kueue.raw["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
 

@@ -276,7 +276,6 @@ def test_a_started_collector_fills_its_buffer() -> None:
         before = buffer.frames
         assert buffer.frames == before
     running = collector._running
-    assert running is not None
     running._thread.join(30)
     collector.async_shutdown()
     assert buffer.frames == 100

@@ -77,7 +77,6 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
 
     def take() -> Any:
         batch = collector.next()
-        assert batch is not None
         assert batch.shape == (20,)
         checker.take(batch.unsqueeze(0).refine_names(None, "time"))
         return batch
