@@ -128,6 +128,7 @@ class WeightPublisher:
             except BaseException:
                 self._forget(number)
                 raise
+            self._prune()
             log.info(
                 "weights_published",
                 version=number,
@@ -195,6 +196,7 @@ class WeightPublisher:
             for stored in new:
                 self._forget(stored.version)
             raise
+        self._prune()
 
     def restore(self) -> None:
         """Publish the weights of an earlier head's store, with their version, before the fleet collects: the newest of
@@ -233,6 +235,7 @@ class WeightPublisher:
             if version > self.store.newest:
                 self._verify(blob, ALL_MODELS)
                 self._put(_stored(blob, digest_of([blob.buffer]), version, author))
+                self._prune()
         self._kept(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
@@ -279,8 +282,11 @@ class WeightPublisher:
             raise StoreError(
                 f"cannot store weights version {stored.version}: the disk did not answer within {limit_s:.0f} s"
             ) from None
-        self._writer.submit(self.store.remove, self.store.accept(written))
+        self.store.accept(written)
         return written
+
+    def _prune(self) -> None:
+        self._writer.submit(self.store.remove, self.store.prune())
 
     def _forget(self, number: int) -> None:
         """Hide a version. The writer thread deletes its files before it stores anything else."""

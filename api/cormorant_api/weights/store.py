@@ -168,12 +168,19 @@ class WeightStore:
             shutil.rmtree(part, ignore_errors=True)
             raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
 
-    def accept(self, stored: StoredVersion) -> list[int]:
+    def accept(self, stored: StoredVersion) -> None:
         """Make a written version visible in this process. `keep` makes it visible to the next head, once the fleet has
-        accepted it. Returns versions that this one hides; `remove` deletes their files.
+        accepted it.
         """
         with self._lock:
-            kept = {**self._versions, stored.version: stored}
+            self._versions = {**self._versions, stored.version: stored}
+
+    def prune(self) -> list[int]:
+        """Hide versions that newer ones replace, once the fleet has accepted those. Returns the hidden ones; `remove`
+        deletes their files.
+        """
+        with self._lock:
+            kept = self._versions
             wanted: set[int] = set()
             for model in {name for found in kept.values() for name in found.models}:
                 holding = sorted(number for number, found in kept.items() if model in found.models)

@@ -21,6 +21,7 @@ from cormorant_cli import __main__ as command_line
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
+from cormorant_worker.errors import FleetError
 
 PATH = "/v1/models/policy/weights"
 
@@ -200,6 +201,20 @@ def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served,
     assert "No space left on device" in published.json["warning"]
     again = endless.writer.put(f"{PATH}?version={before + 1}", body)
     assert (again.status, again.json["version"], current(endless)) == (200, before + 1, before + 1)
+
+
+def test_publish_that_the_fleet_refuses_leaves_the_one_before_it(tmp_path: Path, monkeypatch: Any) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FleetError("no memory")
+
+    job = make_job(num_envs=1, policy="versioned", action="box")
+    with serve(job, directory=tmp_path, keep_versions=1) as served:
+        assert served.writer.put(PATH, weights_file(1)).status == 202
+        with monkeypatch.context() as broken:
+            broken.setattr(served.fleet, "publish", refuse)
+            assert served.writer.put(PATH, weights_file(2)).kind == "fleet-failed"
+        assert served.reader.get(PATH).body == weights_file(1)
+    assert WeightStore(tmp_path, keeps=1).newest == 1
 
 
 def test_a_publish_is_known_again_after_its_bytes_are_gone(endless: Served) -> None:

@@ -40,7 +40,8 @@ def version(number: int, **models: bytes) -> StoredVersion:
 
 def put(store: WeightStore, *versions: StoredVersion) -> WeightStore:
     for stored in versions:
-        store.remove(store.accept(store.write(stored)))
+        store.accept(store.write(stored))
+        store.remove(store.prune())
         store.keep(stored.version)
     return store
 
@@ -86,7 +87,7 @@ def test_a_version_is_the_next_heads_once_it_was_accepted(tmp_path: Path) -> Non
     written = store.write(version(4, policy=b"policy-4"))
     assert read(store) == b"policy-3", "the version before it is not dropped for it"
     store.accept(written)
-    assert read(store) == b"policy-4"
+    assert (read(store), read(store, number=3)) == (b"policy-4", b"policy-3"), "nor before the fleet took it"
     shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
     assert WeightStore(tmp_path / "next", keeps=5).newest == 3
     store.keep(4)
