@@ -12,7 +12,7 @@ and staleness rules apply.
 import heapq
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.notifier import AsyncNotifier
+from cormorant_contract.rest.status import Consumer
 from cormorant_worker.errors import ControlTimeout, CormorantError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -289,13 +290,14 @@ class Ledger:
                 oldest_lent_s=max(0.0, self._clock() - min(lent)) if lent else None,
             )
 
-    def consumers(self) -> dict[str, tuple[ConsumerRecord, int]]:
-        """Consumers by name, and how many batches each holds."""
+    def consumers(self) -> tuple[Consumer, ...]:
+        """Consumers, sorted by name."""
         with self._lock:
-            held: dict[str, int] = {}
-            for entry in self._entries.values():
-                held[entry.consumer] = held.get(entry.consumer, 0) + 1
-            return {name: (record, held.get(name, 0)) for name, record in self._consumers.items()}
+            held = Counter(entry.consumer for entry in self._entries.values())
+            return tuple(
+                Consumer(name=name, taken=found.taken, acked=found.acked, lent=held[name], last_seen_at=found.last_seen)
+                for name, found in sorted(self._consumers.items())
+            )
 
     @contextmanager
     def _releasing(self) -> Iterator[list[Loan]]:

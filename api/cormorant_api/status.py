@@ -7,7 +7,6 @@ from cormorant_api.head import Head
 from cormorant_api.weights.updates import update_id
 from cormorant_contract.rest.status import (
     Condition,
-    Consumer,
     EpisodeReport,
     FrameCounts,
     GroupReport,
@@ -80,10 +79,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
             consumer_wait_seconds=round(stats.queue_waits_s["consumer"], 3),
             ended=running.ledger.has_ended,
         ),
-        consumers=tuple(
-            Consumer(name=name, taken=record.taken, acked=record.acked, lent=lent, last_seen_at=record.last_seen)
-            for name, (record, lent) in sorted(running.ledger.consumers().items())
-        ),
+        consumers=running.ledger.consumers(),
         data_port=head.data_port,
         listeners=head.events.listeners,
         listeners_dropped=head.events.dropped_listeners,
@@ -207,8 +203,8 @@ def wait_for_learner(head: Head, stats: FleetStats) -> str:
     consumers = running.ledger.consumers()
     if not consumers:
         return "waiting for a learner: no consumer has asked for batches yet"
-    record, _ = max(consumers.values(), key=lambda known: known[0].last_seen)
-    ago = max(0.0, (datetime.now(UTC) - record.last_seen).total_seconds())
+    last_seen_at = max(consumer.last_seen_at for consumer in consumers)
+    ago = max(0.0, (datetime.now(UTC) - last_seen_at).total_seconds())
     lent = running.ledger.counts().lent
     held = f" and holds {lent} unacknowledged" if lent else ""
     return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago{held}"

@@ -160,8 +160,8 @@ def test_consumers_are_remembered_within_bounds() -> None:
     books = Books()
     for number in range(300):
         books.ledger.lend(f"c{number}")
-    assert len(books.ledger.consumers()) == 256
-    assert "c299" in books.ledger.consumers()
+    names = {consumer.name for consumer in books.ledger.consumers()}
+    assert (len(names), "c299" in names) == (256, True)
 
 
 class LedgerMachine(RuleBasedStateMachine):
