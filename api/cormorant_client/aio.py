@@ -82,6 +82,7 @@ class AsyncClient:
         return self._client.statistics
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
+        self._end_stream()
         return self._client.streaming_split(n)
 
     async def publish(
@@ -104,6 +105,7 @@ class AsyncClient:
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
         """Iterate over batches; also an asynchronous context manager."""
+        self._end_stream()
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
@@ -126,6 +128,7 @@ class AsyncClient:
 
     def deliveries(self, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[Delivery]":
         """Iterate over deliveries: numpy arrays, acknowledged one by one."""
+        self._end_stream()
         return AsyncBatches(self._client.deliveries(**wanted), self._call)
 
     def pause(
@@ -161,6 +164,12 @@ class AsyncClient:
         finally:
             await asyncio.to_thread(self._client.close)
             self._pool.shutdown(wait=False)
+
+    def _end_stream(self) -> None:
+        """Acknowledge the last batch of `next_batch` and release prefetched ones, in a thread."""
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            self._pool.submit(stream._end)
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
@@ -252,12 +261,16 @@ class AsyncBatches(Generic[T]):
         """Acknowledge the last batch unless an error occurred, and close. Releases a batch that was fetched but not
         returned.
         """
+        await self._call(self._end, kind, *rest)
+        if self._asked is not None:
+            with suppress(Exception):  # it has ended; nobody awaits it any more
+                await self._asked
+
+    def _end(self, kind: object = None, *rest: object) -> None:
         if self._asked is None:
-            await self._call(self._batches.__exit__, kind, *rest)
-            return
-        await self._call(self._batches.close)
-        with suppress(Exception):  # closing ends it; nobody awaits it any more
-            await self._asked
+            self._batches.__exit__(kind, *rest)
+        else:
+            self._batches.close()
 
 
 class AsyncPause:

@@ -17,6 +17,7 @@ from torch import nn
 import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, Unauthenticated, connect
+from cormorant_client.aio import AsyncBatches
 from cormorant_contract.errors import FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
@@ -218,6 +219,19 @@ def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Clien
     assert client.status().queue.lent >= 1
     client.streaming_split(2)
     until_nothing_is_lent(client)
+
+
+def test_asynchronous_next_batch_holds_nothing_either(client: Client, served: Served) -> None:
+    async def run() -> None:
+        async with AsyncClient(served.server.url, token=served.writer.token) as twin:
+            for iterate in (twin.batches, twin.deliveries, lambda: twin.streaming_split(2)):
+                assert await twin.next_batch(timeout=30) is not None
+                held = iterate()
+                if isinstance(held, AsyncBatches):
+                    await held.__aexit__(None)
+                await asyncio.to_thread(until_nothing_is_lent, client)
+
+    asyncio.run(run())
 
 
 def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -> None:
