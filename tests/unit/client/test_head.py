@@ -16,11 +16,12 @@ import pytest
 import safetensors.numpy
 
 from cormorant_client import (
+    AsyncClient,
     BadAddress,
     Client,
     ClientError,
     Conflict,
-    FleetError,
+    CormorantError,
     Forbidden,
     HeadError,
     HeadFailed,
@@ -122,10 +123,12 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
         (lambda client: client.pause(owner="not you"), "owner is 'not you': "),
         (lambda client: client.resume("not you"), "owner is 'not you': "),
         (lambda client: client.rollback(-1), "version is -1: "),
+        (lambda client: client.publish({"w": np.zeros(1)}, version="7"), "version is '7'; give int"),
+        (lambda client: asyncio.run(AsyncClient(client).publish({"w": np.zeros(1)}, version="7")), "version is '7'"),
     ],
 )
-def test_what_the_api_refuses_is_a_fleet_error_at_once(ask: Callable[[Client], object], sentence: str) -> None:
-    with connect("http://127.0.0.1:9") as client, pytest.raises(FleetError, match=sentence):
+def test_arguments_that_cannot_be_meant_are_refused_at_once(ask: Callable[[Client], object], sentence: str) -> None:
+    with connect("http://127.0.0.1:9", reconnect_s=0) as client, pytest.raises(CormorantError, match=sentence):
         ask(client)
 
 
