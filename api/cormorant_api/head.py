@@ -43,7 +43,7 @@ from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.weights.cached import Settled
 
 if TYPE_CHECKING:

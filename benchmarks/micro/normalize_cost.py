@@ -8,7 +8,7 @@ from benchmarks.micro import rows
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.launch import make_collector
-from cormorant_worker.normalize.moments import RunningMoments
+from cormorant_worker.normalize import RunningMoments
 from cormorant_worker.weights.staged import PolicyVersion
 
 NUM_ENVS, STEPS = 64, 64

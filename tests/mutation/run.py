@@ -92,7 +92,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("weights/cached.py", "if settled.frames <= self._newest_settled:", "if False:", "test_weights.py"),
         ("weights/cached.py", '_digest(file) != header["digest"]', "False", "test_weights.py"),
         (
-            "normalize/moments.py",
+            "normalize.py",
             "if self.count < 2 else np.sqrt",
             "if self.count < 1 else np.sqrt",
             "test_normalize.py",

@@ -17,7 +17,7 @@ from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, Up
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.slot import WorkerStats
-from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize import StatisticsBook
 from cormorant_worker.spaces import Space
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import structlog
 from cormorant_api.errors import StoreError
 from cormorant_contract.disk import sync_path, write_durably
 from cormorant_worker.errors import StateError
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.pod_files import termination_message
 
 log = structlog.get_logger()

@@ -29,7 +29,7 @@ from cormorant_contract.policy import Policy
 from cormorant_contract.rest.base import DIGEST_PREFIX, make_etag
 from cormorant_contract.tensor_file import TensorEntry, make_header, parse_header
 from cormorant_worker.errors import StateError
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
 
 log = structlog.get_logger()

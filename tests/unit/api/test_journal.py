@@ -15,7 +15,7 @@ import structlog
 
 from cormorant_api.control.journal import Journal
 from cormorant_api.errors import StoreError
-from cormorant_worker.normalize.moments import RunningMoments, Statistics
+from cormorant_worker.normalize import RunningMoments, Statistics
 
 
 def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, 
 from cormorant_testing.clock import Clock
 from cormorant_testing.cost import lines_run
 from cormorant_worker.fleet.stats import WorkerReceipts
-from cormorant_worker.normalize.moments import RunningMoments, Statistics
+from cormorant_worker.normalize import RunningMoments, Statistics
 from cormorant_worker.weights.staged import PolicyVersion
 
 

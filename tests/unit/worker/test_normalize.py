@@ -25,8 +25,7 @@ from cormorant_worker.errors import EnvError, ManifestError, StateError
 from cormorant_worker.launch import make_collector as stand_alone
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
-from cormorant_worker.normalize.book import KEPT_VERSIONS, StatisticsBook
-from cormorant_worker.normalize.moments import RunningMoments, Statistics
+from cormorant_worker.normalize import KEPT_VERSIONS, RunningMoments, Statistics, StatisticsBook
 from cormorant_worker.policy.normalizer import Normalizer
 
 BOTH = Normalize.model_validate({"observation": {}, "reward": {"gamma": 0.9}})

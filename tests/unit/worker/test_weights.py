@@ -17,7 +17,7 @@ from cormorant_contract.tensor_file import make_header
 from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import MalformedWeights, StaleWeights, WeightsError, WeightsMismatch
-from cormorant_worker.normalize.moments import RunningMoments, Statistics
+from cormorant_worker.normalize import RunningMoments, Statistics
 from cormorant_worker.weights.blob import WeightsBlob, in_models, read_weights, to_bytes
 from cormorant_worker.weights.cached import CachedWeights, Offer, Settled, read_cached
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of_tensors, verify

@@ -25,7 +25,7 @@ from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.connections import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.policy.actor import Actor, PolicyActor, PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType

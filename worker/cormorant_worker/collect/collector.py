@@ -32,8 +32,7 @@ from cormorant_worker.envs.protocol import VectorEnv, same_spaces
 from cormorant_worker.envs.request import Assignment
 from cormorant_worker.errors import EnvBuildError, EnvError, EnvNotSaved, StateError
 from cormorant_worker.inference.remote_actor import RemoteActor
-from cormorant_worker.normalize.book import StatisticsBook
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics, StatisticsBook
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring

@@ -17,7 +17,7 @@ from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.block import Block, Carry
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError, EnvError, ManifestError
-from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
+from cormorant_worker.normalize import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Array, Leaf
 

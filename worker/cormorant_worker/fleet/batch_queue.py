@@ -17,8 +17,7 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, SlotKey
 from cormorant_worker.fleet.transport import BlockPool
-from cormorant_worker.normalize.book import StatisticsBook
-from cormorant_worker.normalize.moments import Document, Statistics
+from cormorant_worker.normalize import Document, Statistics, StatisticsBook
 from cormorant_worker.weights.staged import RANDOM_VERSION
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.messages import Sealed

@@ -24,7 +24,7 @@ from cormorant_worker.fleet.slot import SlotState
 from cormorant_worker.fleet.slots import Lineage, Slots
 from cormorant_worker.fleet.stats import EnvFailures, FleetCounters, FleetStats
 from cormorant_worker.fleet.transport import Engine
-from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize import StatisticsBook
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.messages import Ready
 

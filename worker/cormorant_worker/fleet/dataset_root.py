@@ -15,7 +15,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.lock import FolderLock, LockHeld
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
 from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.stores import local_path

@@ -37,7 +37,7 @@ from cormorant_worker.fleet.turn.life import SlotLife
 from cormorant_worker.fleet.turn.loop import FleetLoop
 from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.logs import quiet_by_default
-from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models
 from cormorant_worker.weights.cached import Settled

@@ -14,7 +14,7 @@ from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
 
 FORMAT = 2

@@ -16,8 +16,7 @@ from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.fleet.transport import Payload
-from cormorant_worker.normalize.book import StatisticsBook
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics, StatisticsBook
 from cormorant_worker.weights.blob import WeightsBlob, to_bytes
 from cormorant_worker.weights.cached import Offer
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion

@@ -8,7 +8,7 @@ from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import LastWorker, ManifestError
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

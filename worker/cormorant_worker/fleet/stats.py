@@ -13,7 +13,7 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.envs.restarts import RESTART_WINDOW_S
 from cormorant_worker.fleet.scheduler import SlotKey
 from cormorant_worker.fleet.slot import WorkerHandle, WorkerStats
-from cormorant_worker.normalize.moments import StatisticsGlance
+from cormorant_worker.normalize import StatisticsGlance
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 

@@ -13,7 +13,7 @@ import torch
 
 from cormorant_contract.collection import Normalize
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
+from cormorant_worker.normalize import REWARD, RunningMoments, Statistics
 from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
 
 _MOST_VALUES = 4096

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames, decode, joined
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.normalize.moments import RunningMoments
+from cormorant_worker.normalize import RunningMoments
 from cormorant_worker.sinks.dataset import StoredDataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.schema import FrameSchema, column_name, nested_lists

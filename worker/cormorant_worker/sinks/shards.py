@@ -24,7 +24,7 @@ from pydantic import BaseModel, Field
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetError, PartExists
-from cormorant_worker.normalize.moments import Document, Statistics
+from cormorant_worker.normalize import Document, Statistics
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.stores import DatasetStore, ShardFile

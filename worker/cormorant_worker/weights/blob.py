@@ -20,7 +20,7 @@ import torch
 from cormorant_contract.tensor_file import TORCH_NAMES, TensorEntry, TensorFile, make_header
 from cormorant_contract.weights import Publishable, read_header, tensors_by_name
 from cormorant_worker.errors import MalformedWeights, StateError, WeightsError
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.weights.staged import TensorSpec, Weights, check_finite
 from cormorant_worker.wire import SharedMemory

@@ -20,7 +20,7 @@ import structlog
 
 from cormorant_contract.disk import write_all
 from cormorant_worker.errors import MalformedWeights
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ from cormorant_contract.weights import is_extra_state
 from cormorant_worker.errors import NonfiniteWeights, StaleWeights, WeightsMismatch
 
 if TYPE_CHECKING:
-    from cormorant_worker.normalize.moments import Statistics
+    from cormorant_worker.normalize import Statistics
     from cormorant_worker.policy.normalizer import Normalizer
 
 PolicyVersion = NewType("PolicyVersion", int)

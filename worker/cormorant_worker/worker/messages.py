@@ -16,7 +16,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.inference.address import ServerAddress
-from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.normalize import Statistics
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Offer, Settled
 from cormorant_worker.weights.staged import WeightSpecs

@@ -1,1 +1,0 @@
-"""Running statistics of observations and returns: merged from batches, published with weights."""
