@@ -212,7 +212,7 @@ def run_evaluation(
     """
     from cormorant_worker.envs.cpus import available_cpus
     from cormorant_worker.errors import FleetInterrupted
-    from cormorant_worker.evaluation.book import EpisodeBook
+    from cormorant_worker.evaluation.results import EpisodeBook
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
 

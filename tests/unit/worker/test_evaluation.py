@@ -23,9 +23,10 @@ from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, ManifestError, NonfiniteWeights, PolicyError
-from cormorant_worker.evaluation.book import _CHANGES_NO_NUMBER, EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
+    _CHANGES_NO_NUMBER,
+    EpisodeBook,
     PlayedEpisode,
     ResultFolder,
     ResultTable,

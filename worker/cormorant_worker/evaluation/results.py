@@ -1,4 +1,5 @@
-"""Results of an evaluation: durable results of single episodes, and the table made from them.
+"""Results of an evaluation: durable results of single episodes, the table made from them, and the book of those that
+remain.
 
     <folder>/evaluation.json           what is evaluated, written first; the table, written last
     <folder>/played/<chunk>.json       episodes that were played, one file each time that a worker reports
@@ -11,14 +12,17 @@ import hashlib
 import json
 import math
 import statistics
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 import fsspec
+from pydantic.alias_generators import to_camel
 
 from cormorant_contract.disk import write_durably
+from cormorant_contract.env import KINDS
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError
@@ -27,6 +31,8 @@ _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
 SUCCESS = ("is_success", "success")
 """Names of metrics that mark an episode as a success; the first existing one is used."""
+_MOST_DEATHS = 3
+"""After this many workers ended while they played the same episode, the evaluation fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,3 +306,108 @@ def name_of(planned: PlannedEpisode) -> str:
     """Describe an episode in messages: its task, seed and options."""
     task = f"task {planned.task}, " if planned.task else ""
     return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")
+
+
+class EpisodeBook:
+    """Remaining episodes of an evaluation: a fleet has one, and hands its episodes out with tickets. Guarded by the
+    fleet's condition, except `table` and `finish`, which read the folder.
+    """
+
+    def __init__(self, job: CollectorJob) -> None:
+        """Look at what earlier fleets recorded. Raises EvaluationError: the folder cannot be used, or holds other
+        results.
+        """
+        assert job.spec.output.dataset is not None
+        self.planned = planned_episodes(job)
+        self._folder = ResultFolder(job.spec.output.dataset.uri)
+        self._subject = subject_of(job)
+        self._folder.open(self._subject)
+        self._deaths: Counter[int] = Counter()
+        """Workers that ended while they played an episode."""
+        played = self._folder.played()
+        self.pending = deque(i for i, episode in enumerate(self.planned) if episode.key not in played)
+        """Positions of episodes that are neither played nor in a ticket."""
+        self.found = len(self.planned) - len(self.pending)
+        """Episodes that earlier fleets played."""
+
+    def chunk_size(self, *, num_envs: int, num_workers: int) -> int:
+        """Episodes per ticket: as many as step in parallel, or fewer so that every worker gets some."""
+        return max(1, min(num_envs, -(-len(self.pending) // max(1, num_workers))))
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Positions of episodes for a ticket; after a death a single one, to find the one that kills workers."""
+        taken = [self.pending.popleft()]
+        while len(taken) < count and not self._deaths[taken[0]] and not self._deaths[self.pending[0]]:
+            taken.append(self.pending.popleft())
+        return tuple(taken)
+
+    def give_back(self, episodes: Sequence[int]) -> str:
+        """Play a lost worker's episodes again, before others. Returns why another worker would die as well; empty: it
+        need not.
+        """
+        self.pending.extendleft(reversed(episodes))
+        self._deaths.update(episodes)
+        if len(episodes) != 1 or (deaths := self._deaths[episodes[0]]) < _MOST_DEATHS:
+            return ""
+        named = name_of(self.planned[episodes[0]])
+        return f"{deaths} workers ended while they played the episode with {named}: fix the environment or the policy"
+
+    def table(self) -> ResultTable:
+        """Table of the results so far. Reads the folder."""
+        return ResultTable.of(self.planned, self._folder.played())
+
+    def finish(self) -> ResultTable:
+        table = self.table()
+        if not table.is_complete:
+            raise EvaluationError(
+                f"{table.planned - len(table.episodes)} of {table.planned} episodes were played and are not in "
+                f"{self._folder.uri}: their files were deleted meanwhile; start the evaluation again"
+            )
+        self._folder.finish(self._subject, table)
+        return table
+
+
+_CHANGES_NO_NUMBER = (
+    # How fast environments step, and when one counts as hung.
+    *(f"env.{kind}.{to_camel(name)}" for kind, block in KINDS.items() for name in block.tuning),
+    "env.recycle",
+    # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
+    *(f"policy.{name}" for name in ("initialWeights", "allowNonfinite", "compile")),
+    # An episode is stored under its checkpoint, task, seed and options.
+    *(f"collection.episodes.{name}" for name in ("count", "seeds", "resetOptions", "perTask", "checkpoints")),
+    "collection.seed",
+    # Collecting, delivering and post-processing frames.
+    *(f"collection.{name}" for name in ("mode", "framesPerBatch", "totalFrames", "initRandomFrames", "bfloat16")),
+    *(f"collection.{name}" for name in ("maxFramesPerTrajectory", "resetAtEachBatch", "splitTrajectories")),
+    *(f"collection.{name}" for name in ("multiStep", "preemptiveThreshold", "weights", "normalize.reward")),
+    # Pods and the job's life. Of worker groups the device counts.
+    *("output", "head", "workerGroups", "inference", "elasticGroup", "replicas"),
+    *("suspend", "paused", "runPolicy", "managedBy"),
+)
+"""Fields of the spec that change no number of an episode."""
+
+
+def subject_of(job: CollectorJob) -> dict[str, Any]:
+    """Settings that determine an episode's numbers besides its seed, as JSON. New fields of the spec count."""
+    spec, episodes = job.spec, job.spec.collection.episodes
+    assert episodes is not None
+    uris = episodes.checkpoints or ([spec.policy.initial_weights] if spec.policy.initial_weights else [])
+    subject: dict[str, Any] = spec.to_document()
+    for path in _CHANGES_NO_NUMBER:
+        *blocks, name = path.split(".")
+        parent: Any = subject
+        for block in blocks:
+            parent = parent.get(block, {})
+        parent.pop(name, None)
+    devices = sorted({group.device for group in spec.worker_groups if not group.serves})
+    digests = []
+    for uri in uris:
+        try:
+            with fsspec.open(uri, "rb") as file:
+                digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        except FileNotFoundError as error:
+            raise EvaluationError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
+        except (OSError, ValueError, ImportError) as error:
+            raise EvaluationError(f"cannot read weights from {uri}: {error}") from error
+    weights: Any = dict(zip(uris, digests, strict=True)) if episodes.checkpoints else "".join(digests)
+    return {**subject, "devices": devices, "weights": weights}

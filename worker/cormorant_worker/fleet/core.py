@@ -29,7 +29,7 @@ from cormorant_worker.weights.cached import Settled
 from cormorant_worker.worker.messages import Ready
 
 if TYPE_CHECKING:
-    from cormorant_worker.evaluation.book import EpisodeBook
+    from cormorant_worker.evaluation.results import EpisodeBook
     from cormorant_worker.fleet.dataset_root import DatasetRoot
 
 log = structlog.get_logger()
@@ -62,9 +62,9 @@ class FleetCore:
         """The part of them that workers' pods or consumers reported; see `inherit`."""
         # What only some fleets have is imported by these alone: pyarrow takes a while to load.
         if collection.episodes is not None:
-            from cormorant_worker.evaluation import book
+            from cormorant_worker.evaluation import results
 
-            self.episodes = episodes = book.EpisodeBook(job)
+            self.episodes = episodes = results.EpisodeBook(job)
             self.found_frames = episodes.found
             assert options.workers is not None  # the engine completed them
             # No worker holds a second ticket: what it had to play later, others could play now.
