@@ -4,7 +4,7 @@
     auto   layers: the built-in mlp without its modules (`DenseCategorical`), on a CPU; milliseconds
     on     then torch.compile, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
 
-Otherwise a policy whose environments are on its CUDA device is recorded with what it writes (collect/row_graphs.py).
+Otherwise a policy whose environments are on its CUDA device is recorded with what it writes (collect/rollout.py).
 
 A candidate is correct if, from the same random state, it draws as many random numbers, returns the same actions
 (integers exactly), and its other outputs differ by at most 1e-5. If none is correct, the policy is called unchanged,
