@@ -15,7 +15,7 @@ from cormorant.policies import mlp
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, PolicyModels
@@ -99,7 +99,7 @@ def _cartpole() -> tuple[VectorEnv, Actor]:
 
 
 def _own_cost_us(env: VectorEnv, actor: Actor, rounds: int) -> float:
-    config = CollectorConfig(seeds=SeedPath(seed=7, index=0))
+    config = CollectorConfig(seeds=WorkerPlace(seed=7, index=0))
     warmup = RandomActor(env.action_space, seed=7)
     collector = Collector([env], actor, config=config, warmup=warmup, weights=StagedWeights({}))
     block = Block(collector.layout(STEPS))

@@ -113,7 +113,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
             "self.next_id = base",
             "test_slots.py",
         ),
-        ("collect/seeding.py", "seed ^ other", "seed", "test_slots.py"),
+        ("collect/place.py", "seed ^ other", "seed", "test_slots.py"),
         ("inference/server.py", "weights.version < needed and not", "False and not", "test_inference_server.py"),
         (
             "fleet/hang_detector.py",

@@ -14,7 +14,7 @@ from cormorant_testing.collecting import make_checker, make_job, scene
 from cormorant_testing.fleets import balance, make_fleet, on_all_placements, on_all_placements_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, StaleWeights, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -235,7 +235,7 @@ def test_async_batch_has_its_oldest_and_newest_version() -> None:
 
 @on_all_placements_slowly
 def test_straggler_hands_over_and_the_total_is_exact() -> None:
-    slow = {"how": "slow", "seconds": 0.02, "seeds": SeedPath(seed=7, index=1).env_seeds(2)}
+    slow = {"how": "slow", "seconds": 0.02, "seeds": WorkerPlace(seed=7, index=1).env_seeds(2)}
     job = make_job(
         num_envs=2,
         policy="counter",

@@ -15,7 +15,7 @@ from cormorant_testing.envs import IDENT_MODULUS
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -50,7 +50,7 @@ def idents(batch: TensorDict) -> set[int]:
     return set(batch["observation"][..., 0].long().unique().tolist())
 
 
-def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
+def idents_of(path: WorkerPlace, num_envs: int = 2) -> set[int]:
     return {seed % IDENT_MODULUS for seed in path.env_seeds(num_envs)}
 
 
@@ -98,8 +98,8 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
         assert {worker.version for worker in stats.workers} == {3}
         rest = [batch.clone() for batch in reader.batches(copy=True)]
         assert fleet.stats().frames == 800 == sum(batch.numel() for batch in before + rest)
-    new = idents_of(SeedPath(seed=9, index=0)) | idents_of(SeedPath(seed=9, index=1))
-    old = idents_of(SeedPath(seed=7, index=0)) | idents_of(SeedPath(seed=7, index=1))
+    new = idents_of(WorkerPlace(seed=9, index=0)) | idents_of(WorkerPlace(seed=9, index=1))
+    old = idents_of(WorkerPlace(seed=7, index=0)) | idents_of(WorkerPlace(seed=7, index=1))
     seeded = [i for i, batch in enumerate(rest) if idents(batch) == new]
     assert seeded == list(range(seeded[0], len(rest)))
     assert all(idents(batch) == old for batch in before + rest[: seeded[0]])
@@ -110,7 +110,7 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
     began = rest[seeded[0]]
     assert began["observation"][:, 0, 1:].abs().sum() == 0
     assert set(began["collector", "traj_ids"][:, 0].tolist()) <= {
-        trajectory_base(SeedPath(seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
+        trajectory_base(WorkerPlace(seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
     }
     assert began["observation"][:, :10, 2].tolist() == [list(range(10))] * 4
 
@@ -127,7 +127,7 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
         fleet.seed(9)
         batches = list(LocalFleet(fleet).batches(copy=True))
         dropped = fleet.stats().dropped["seed"]
-    assert idents(batches[0]) == idents_of(SeedPath(seed=9, index=0))
+    assert idents(batches[0]) == idents_of(WorkerPlace(seed=9, index=0))
     versions = torch.cat([batch["collector", "policy_version"].reshape(-1) for batch in batches])
     assert (len(versions), int((versions < 0).sum())) == (200, warmup)
     assert dropped >= 40
@@ -141,14 +141,14 @@ def test_replacements_begin_with_the_new_seed() -> None:
         state = fleet.state()
         os.kill(collecting(fleet)[1].pid, signal.SIGKILL)
         batch = collect(fleet, 1)[0]
-        assert idents(batch[2:]) == idents_of(SeedPath(seed=9, index=1, attempt=1))
+        assert idents(batch[2:]) == idents_of(WorkerPlace(seed=9, index=1, attempt=1))
     # The seed is part of the state: those of a fleet that goes on from it begin with it, too.
     with paused(num_envs=2, collection={"mode": "sync", "seed": 1}, lengths=(3, 8)) as fleet:
         fleet.restore(state)
         os.kill(collecting(fleet)[1].pid, signal.SIGKILL)
         batch = collect(fleet, 1)[0]
-        assert idents(batch[:2]) == idents_of(SeedPath(seed=9, index=0))
-        assert idents(batch[2:]) == idents_of(SeedPath(seed=9, index=1, attempt=2, epoch=1))
+        assert idents(batch[:2]) == idents_of(WorkerPlace(seed=9, index=0))
+        assert idents(batch[2:]) == idents_of(WorkerPlace(seed=9, index=1, attempt=2, epoch=1))
 
 
 @pytest.mark.slow

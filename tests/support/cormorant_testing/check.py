@@ -16,7 +16,7 @@ import numpy as np
 
 from cormorant_testing.envs import ACTION_SPACES, IDENT_MODULUS, OBSERVATION_SPACES, Oracle
 from cormorant_testing.frame_loop import Attempt, Frame, FrameLoop, Moment, Stream
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.spaces import flatten, leaves, unflattener
 
 
@@ -48,7 +48,7 @@ class Checker(FrameLoop):
     def _open(self, key: Attempt, column: int) -> Stream:
         group, index, attempt, epoch = key
         slot = {"group_number": group, "num_groups": self.num_groups, "index": index}
-        path = SeedPath(seed=self.job_seed, attempt=attempt, epoch=epoch, **slot)
+        path = WorkerPlace(seed=self.job_seed, attempt=attempt, epoch=epoch, **slot)
         return Stream(ident=path.env_seeds(self.num_envs)[column] % IDENT_MODULUS)
 
     def _place(self, f: Frame, s: Stream) -> tuple[int | None, int, int]:

@@ -11,7 +11,7 @@ from cormorant_testing.check import Checker
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.vectors import COUNTING, counting
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
@@ -20,11 +20,11 @@ from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.weights.staged import StagedWeights
 from manifest_making import collector_job
 
-SEEDS = SeedPath(seed=7, index=0)
+SEEDS = WorkerPlace(seed=7, index=0)
 
 
 def env_groups_of(
-    num_envs: int, env_groups: int, options: Mapping[str, Any], seeds: SeedPath = SEEDS
+    num_envs: int, env_groups: int, options: Mapping[str, Any], seeds: WorkerPlace = SEEDS
 ) -> list[VectorEnv]:
     parts = np.array_split(np.array(seeds.env_seeds(num_envs)), env_groups)
     return [InlineVectorEnv(counting(**options), seeds=part.tolist()) for part in parts]
@@ -37,7 +37,7 @@ def make_collector(
     policy: str = "",
     policy_kwargs: Mapping[str, Any] | None = None,
     envs: Sequence[VectorEnv] = (),
-    seeds: SeedPath = SEEDS,
+    seeds: WorkerPlace = SEEDS,
     max_frames: int = 0,
     resets: bool = False,
     warmup: int = 0,

@@ -28,7 +28,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.serving import weights_file
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.batch_file import encode
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 
@@ -36,7 +36,7 @@ from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:
     """Blocks that one collector fills one after another; quotas are frames of each environment."""
     rows = max(max(quota) for quota in quotas)
-    seeds = SeedPath(seed=SEEDS.seed, index=index)
+    seeds = WorkerPlace(seed=SEEDS.seed, index=index)
     with make_collector(num_envs=len(quotas[0]), seeds=seeds, **options) as collector:
         found = []
         block = Block(collector.layout(rows))

@@ -14,7 +14,7 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEn
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
@@ -276,25 +276,25 @@ def test_an_episode_that_a_crash_cut_short_does_not_count() -> None:
 
 def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     slots = [
-        SeedPath(seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
+        WorkerPlace(seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
         for group in range(2)
         for index in range(20)
         for attempt in range(4)
     ]
-    epochs = [SeedPath(seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
+    epochs = [WorkerPlace(seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
     for paths, num_envs in ((slots, 64), (epochs, 16)):
         seeds = [seed for path in paths for seed in path.env_seeds(num_envs)]
         assert len(set(seeds)) == len(seeds)
         assert seeds == [seed for path in paths for seed in path.env_seeds(num_envs)]
         assert all(0 <= seed < 2**31 for seed in seeds)
-        assert not set(seeds) & set(SeedPath(seed=4, index=0).env_seeds(8))
+        assert not set(seeds) & set(WorkerPlace(seed=4, index=0).env_seeds(8))
         assert len({path.seed_of("policy") for path in paths}) == len(paths)
 
 
 def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     def base(group: int = 0, index: int = 0, epoch: int = 0, attempt: int = 0, after: int = 0) -> int:
         numbers = {"group_number": group, "index": index, "epoch": epoch, "attempt": attempt, "num_groups": 8}
-        return trajectory_base(SeedPath(seed=1, first_trajectory=after, **numbers))
+        return trajectory_base(WorkerPlace(seed=1, first_trajectory=after, **numbers))
 
     found = [
         base(group, index, epoch, attempt)

@@ -24,7 +24,7 @@ from cormorant_compat.tianshou.stats import CollectStats, check_stats_class
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import EpisodeTally
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvError
@@ -374,8 +374,8 @@ class Collector(Generic[Stats]):
         finally:
             self._engine.on_landed.remove(show)
 
-    def _seeds(self) -> SeedPath:
-        return SeedPath(seed=self._seed, index=0, attempt=self._attempt)
+    def _seeds(self) -> WorkerPlace:
+        return WorkerPlace(seed=self._seed, attempt=self._attempt)
 
     def _refuse_room(self, *, num_steps: int = 0, num_episodes: int = 0) -> None:
         if self._store is not None and not self._is_usual_buffer:

@@ -19,7 +19,7 @@ from tensordict import TensorDict
 from cormorant_compat.arguments import plain
 from cormorant_compat.torchrl.plan import next_seed
 from cormorant_compat.torchrl.settings import check_device
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import EnvPoolTask, check_pool, envpool_module, reseed_pool, wrap_pool
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, Step, VectorEnv
@@ -168,7 +168,7 @@ class Pool:
     def reseed(self, seed: int) -> None:
         """Rebuild the environments, each with a seed derived from this one."""
         self.close()
-        self._open(SeedPath(seed=seed, index=0).env_seeds(self.num_envs))
+        self._open(WorkerPlace(seed=seed).env_seeds(self.num_envs))
 
     def close(self) -> None:
         """Let go of the pool. May be called twice; `begin` builds it again."""
@@ -237,7 +237,7 @@ class OfTask:
         threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
         # A number, from which each environment's own seed follows, or a list with one for each.
         seed = plain(given.pop("seed", 0))
-        own = SeedPath(seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
+        own = WorkerPlace(seed=seed).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
         if len(own) != num_workers:
             raise EnvBuildError(
                 f"create_env_kwargs.seed has {len(own)} seeds for num_workers {num_workers}; give as many"

@@ -22,8 +22,8 @@ from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import EnvGroup, FirstFrames, LockstepEnvGroup
 from cormorant_worker.collect.pause_gate import PauseGate
+from cormorant_worker.collect.place import TorchStream, WorkerPlace
 from cormorant_worker.collect.rollout import rollout_of
-from cormorant_worker.collect.seeding import SeedPath, TorchStream
 from cormorant_worker.collect.state import FORMAT, read_metadata, under
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import BatchMoments, EpisodeMetrics, Episodes, Trajectories, trajectory_base
@@ -49,7 +49,8 @@ _EPISODE_ROWS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectorConfig:
-    seeds: SeedPath
+    seeds: WorkerPlace
+    """Decides the random streams and the ids of trajectories."""
     max_frames_per_trajectory: int = 0
     """Cut trajectories at this length, truncated; 0 = never."""
     reset_at_each_batch: bool = False
@@ -163,7 +164,7 @@ class Collector:
             env_group.start(self.actor.initial_states, self.layout(1))
         self.is_first_batch, self._was_cut_short = True, False
 
-    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
+    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: WorkerPlace) -> None:
         """Continue with other environments of the same kind and new random streams, between two batches.
 
         Open trajectories end with their last batch, and new ones get new ids; surplus frames of asynchronous

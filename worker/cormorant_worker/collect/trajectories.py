@@ -15,7 +15,7 @@ import numpy as np
 
 from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.block import Block, Carry
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError, EnvError, ManifestError
 from cormorant_worker.normalize import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
@@ -30,7 +30,7 @@ _FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.maximum}
 """How the values of an episode become one metric; NaN stays NaN in all of them. `any` is about absolute values."""
 
 
-def trajectory_base(path: SeedPath) -> int:
+def trajectory_base(path: WorkerPlace) -> int:
     """The lowest trajectory id of a worker: group, index and epoch are its upper bits."""
     base = 0
     for name, number, bits in (

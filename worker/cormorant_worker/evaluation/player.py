@@ -32,8 +32,7 @@ from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.build import build_collector, statistics_for
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
-from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.collect.seeding import TorchStream
+from cormorant_worker.collect.place import TorchStream, WorkerPlace
 from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
 from cormorant_worker.envs.gymnasium_env import EnvSource

@@ -20,7 +20,7 @@ from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.pause_gate import Stopped
-from cormorant_worker.collect.seeding import seed_globals
+from cormorant_worker.collect.place import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import (

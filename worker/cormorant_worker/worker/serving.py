@@ -14,8 +14,7 @@ import torch
 from cormorant_contract.workers import Inference
 from cormorant_worker.collect.build import build_policy, make_normalizer
 from cormorant_worker.collect.overrides import read_overrides
-from cormorant_worker.collect.place import find_device
-from cormorant_worker.collect.seeding import TorchStream, seed_globals
+from cormorant_worker.collect.place import TorchStream, find_device, seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import PolicyLoadError
 from cormorant_worker.inference.address import Served

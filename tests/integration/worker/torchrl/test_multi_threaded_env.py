@@ -12,7 +12,7 @@ import torch
 
 from cormorant_compat.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
 from cormorant_testing.pools import ByHand
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, InvalidAction, UnknownEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds, TorchRL of other things
@@ -22,7 +22,7 @@ needs_torchrl = pytest.mark.skipif(
 
 
 def seeds_of(seed: int, n: int) -> list[int]:
-    return SeedPath(seed=seed, index=0).env_seeds(n)
+    return WorkerPlace(seed=seed, index=0).env_seeds(n)
 
 
 def cartpole(num_workers: int, seed: Any, **options: Any) -> Any:

@@ -20,7 +20,7 @@ from cormorant_postproc import FrameStack, MultiStep, RewardClip
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.recurrent import Counter
-from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvBuildError, EnvError, PolicyError
 
 SEED = 7
@@ -237,7 +237,7 @@ def test_reset_arguments_reach_every_reset_and_a_seed_is_spread() -> None:
     collector = Collector(step_mod_5, envs, LatestBatch(), seed=SEED)
     collector.collect(n_step=8, reset_before_collect=True, gym_reset_kwargs={"seed": 5, "options": {"level": 3}})
     collector.collect(n_step=4)
-    spread = SeedPath(seed=5, index=0).env_seeds(2)
+    spread = WorkerPlace(seed=5, index=0).env_seeds(2)
     for env, seed in zip(envs, spread, strict=True):
         first, *rest = env.resets[1:]
         assert first == (seed, {"level": 3})
