@@ -165,7 +165,7 @@ class Delivery:
         shape = nested["next"]["done"].shape[:2]
         found = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
         if self.post_processing:
-            from cormorant_postproc.pipeline import of_collection
+            from cormorant_postproc.steps import of_collection
 
             found = of_collection(self.post_processing)(found)
         return found.clone() if copy else found

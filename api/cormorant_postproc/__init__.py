@@ -10,12 +10,9 @@ Called by learners, by collectors with a `postproc` argument, and for manifests 
 `splitTrajectories` or `bfloat16`. Each callable takes a batch and returns a new one; nothing is changed in place.
 """
 
-from cormorant_postproc.frame_stack import FrameStack
-from cormorant_postproc.multi_step import MultiStep
 from cormorant_postproc.normalize import normalized
-from cormorant_postproc.pieces import Postproc, PostprocError, frames_of
-from cormorant_postproc.pipeline import Pipeline, RewardClip
-from cormorant_postproc.split import split_trajectories
+from cormorant_postproc.pieces import Postproc, PostprocError, frames_of, split_trajectories
+from cormorant_postproc.steps import FrameStack, MultiStep, Pipeline, RewardClip
 
 __all__ = [
     "FrameStack",

@@ -75,9 +75,9 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("tensor_file.py", "if end - begin != wanted:", "if False:", "test_tensor_file.py"),
     ],
     ("api/cormorant_postproc", "tests/unit/postproc"): [
-        ("multi_step.py", "clamp_max(self.n_steps - 1)", "clamp_max(self.n_steps)", "test_multi_step.py"),
-        ("multi_step.py", "may if valid is None else may & valid", "may", "test_multi_step.py"),
-        ("frame_stack.py", " & (lengths > 0)", "", "test_transforms.py"),
+        ("steps.py", "clamp_max(self.n_steps - 1)", "clamp_max(self.n_steps)", "test_postproc.py"),
+        ("steps.py", "may if valid is None else may & valid", "may", "test_postproc.py"),
+        ("steps.py", " & (lengths > 0)", "", "test_postproc.py"),
     ],
     ("worker/cormorant_worker", "tests/unit/worker"): [
         ("fleet/scheduler.py", " - _ROUNDING)", ")", "test_scheduler.py"),

@@ -264,7 +264,7 @@ class Collector:
             batch = batch.to(device)
         if not self._config.post_processing:
             return batch
-        from cormorant_postproc.pipeline import of_collection
+        from cormorant_postproc.steps import of_collection
 
         return of_collection(self._config.post_processing)(batch)
 

@@ -87,7 +87,7 @@ class Loan:
         placed = whole if self.storing_device == "cpu" else whole.to(self.storing_device)
         if not self.post_processing:
             return placed
-        from cormorant_postproc.pipeline import of_collection
+        from cormorant_postproc.steps import of_collection
 
         return of_collection(self.post_processing)(placed)
 

@@ -1,0 +1,333 @@
+"""Steps of post-processing: callables that take a batch and return a new one, the pipeline of them, and a manifest's.
+
+# B rows, T steps, n steps asked for or frames per stack, k <= n steps taken, K trajectories that may continue
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from cormorant_postproc.pieces import (
+    TRAJ_IDS,
+    Key,
+    Postproc,
+    PostprocError,
+    at_steps,
+    first_step,
+    flag,
+    last_step,
+    split_trajectories,
+    under,
+    valid_frames,
+)
+
+_REWARD = ("next", "reward")
+_KEPT_BATCHES = 1024
+
+
+class Pipeline:
+    """Applies one step after another.
+
+    Pipeline([RewardClip(), MultiStep(gamma=0.99, n_steps=3)])
+    """
+
+    def __init__(self, steps: Sequence[Postproc]) -> None:
+        self.steps = tuple(steps)
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Apply all steps to the batch; without steps, return a shallow copy."""
+        result: TensorDict = batch.copy() if not self.steps else batch
+        for step in self.steps:
+            result = step(result)
+        return result
+
+
+def of_collection(settings: Mapping[str, Any]) -> Pipeline:
+    """Pipeline of `Collection.post_processing`, plain data: multi-step targets, then trajectories, then dtypes."""
+    steps: list[Postproc] = []
+    if (multi_step := settings.get("multi_step")) is not None:
+        steps.append(MultiStep(gamma=multi_step["gamma"], n_steps=multi_step["steps"]))
+    if settings.get("split_trajectories"):
+        steps.append(split_trajectories)
+    if keys := settings.get("bfloat16"):
+        steps.append(partial(in_bfloat16, keys=keys))
+    return Pipeline(steps)
+
+
+class RewardClip:
+    """Clamps `("next", "reward")` to `low..high`. Statistics of returns are not clipped.
+
+    Args:
+        low: smallest reward.
+        high: largest reward.
+
+    Raises:
+        PostprocError: `low` is above `high`.
+    """
+
+    def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
+        if not low <= high:
+            raise PostprocError(f"low {low} is above high {high}; swap them")
+        self.low = low
+        self.high = high
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Take a batch of any shape. Raises PostprocError where it has no `("next", "reward")`."""
+        reward = batch.get(_REWARD, None)
+        if reward is None:
+            raise PostprocError("the batch has no next.reward; there is nothing to clip")
+        result: TensorDict = batch.copy()
+        result[_REWARD] = reward.clamp(self.low, self.high)
+        return result
+
+
+def in_bfloat16(batch: TensorDictBase, keys: Sequence[str]) -> TensorDict:
+    """Cast keys, nested ones with dots, to bfloat16, and states in `next` as well, where that changes no value. Raises
+    PostprocError where the batch lacks a key, or bfloat16 would round a value.
+    """
+    result: TensorDict = batch.copy()
+    for key in keys:
+        path = tuple(key.split("."))
+        result[path] = _exactly(key, batch.get(path, None))
+        if (following := batch.get(("next", *path), None)) is not None:
+            result["next", *path] = _exactly(f"next.{key}", following)
+    return result
+
+
+def _exactly(key: str, values: torch.Tensor | None) -> torch.Tensor:
+    if values is None:
+        raise PostprocError(f"collection.bfloat16 names {key}, which the batch does not have; remove it")
+    cast = values.bfloat16()
+    rounded = (cast.to(values.dtype) != values) & (values == values)  # NaN is no other value
+    if rounded.any():
+        raise PostprocError(
+            f"{key} holds {values[rounded][0].item()}, which bfloat16 would round to {cast[rounded][0].item()}: the "
+            "policy did not compute it in bfloat16; remove the key from collection.bfloat16"
+        )
+    return cast
+
+
+class MultiStep:
+    """Sums rewards over `n_steps` and moves everything under `next` as far ahead: Sutton 1988, Machine Learning 3:9-44.
+
+    A frame looks k = min(n, steps left in its trajectory, steps left in the batch) steps ahead, its own included:
+
+        rewards 1, gamma 0.5, n = 3, terminated at t = 3, T = 6
+        t                    0     1     2    3    4    5
+        next reward          1.75  1.75  1.5  1    1.5  1
+        steps_to_next_obs    3     3     2    1    2    1
+        next observation of  2     3     3    3    5    5
+        next done            F     T     T    T    F    F
+
+    So a target `reward + gamma * value(next) * ~terminated` never takes a value of a terminal observation: `done`,
+    `terminated` and `truncated` move with the observation that they belong to. TorchRL's MultiStep, whose keys these
+    are, leaves the flags where they were, so up to n - 1 steps before an end bootstrap from a terminal observation.
+
+    Args:
+        gamma: discount of one step, above 0 and at most 1.
+        n_steps: at least 1; 1 changes no value.
+
+    Raises:
+        PostprocError: an argument is out of its range.
+    """
+
+    def __init__(self, gamma: float, n_steps: int) -> None:
+        if not 0 < gamma <= 1:
+            raise PostprocError(f"gamma {gamma} is out of range; use a discount above 0 and at most 1")
+        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+            raise PostprocError(f"n_steps {n_steps!r} is not a number of steps; use an integer of at least 1")
+        self.gamma = gamma
+        self.n_steps = n_steps
+
+    def to(self, *_: object, **__: object) -> "MultiStep":
+        """Return self: it computes on the batch's device. For scripts that move TorchRL's module to a device."""
+        return self
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Process a batch `[*, T]` with `("next", "reward")` and `("next", "done")`. Copies the leaves of `next`.
+
+        Returns:
+            A batch of the same shape, with
+
+            - `("next", "reward")`: the discounted sum over k steps; `("next", "original_reward")` what it was;
+            - every other leaf of `next`, `done`, `terminated` and `truncated` among them, as it is k - 1 steps ahead;
+            - `steps_to_next_obs` int64 `[*, T]`: k; `gamma` float `[*, T]`: gamma to the power of k, by which a value
+                of the next observation is to be discounted;
+            - `nonterminal` bool `[*, T]`: whether such a value may be taken: False where the frame that is looked at
+                is terminated (done, in a batch without `terminated`), and on padding.
+
+            Padding (`("collector", "mask")` False) stays as it is.
+
+        Raises:
+            PostprocError: a leaf is missing or its shape is not the batch's.
+        """
+        valid = valid_frames(batch)
+        done = flag(batch, ("next", "done"))
+        last = last_step(done, valid)
+        step = torch.arange(done.shape[-1], device=done.device)
+        ahead = (last - step).clamp_max(self.n_steps - 1)
+        if valid is not None:
+            ahead = torch.where(valid, ahead, 0)
+        reward = batch.get(_REWARD, None)
+        if reward is None or tuple(reward.shape[: done.ndim]) != tuple(done.shape):
+            found = "is missing" if reward is None else f"has shape {list(reward.shape)}"
+            raise PostprocError(
+                f"next.reward {found}; expected one reward per frame, {list(done.shape)} or with further dimensions"
+            )
+
+        result: TensorDict = batch.copy()
+        following = batch["next"].exclude("reward")
+        moved = following.apply(lambda leaf: at_steps(leaf, step + ahead))
+        moved["original_reward"] = reward
+        dtype = reward.dtype if reward.dtype.is_floating_point else torch.get_default_dtype()
+        moved["reward"] = self._sums(reward.to(dtype), last - step, valid)
+        result["next"] = moved
+        result["steps_to_next_obs"] = ahead + 1
+        result["gamma"] = torch.pow(self.gamma, (ahead + 1).to(dtype))
+        ends = ("next", "terminated") if ("next", "terminated") in batch.keys(True) else ("next", "done")
+        may = ~flag(result, ends)
+        result["nonterminal"] = may if valid is None else may & valid
+        return result
+
+    def _sums(self, reward: Tensor, left: Tensor, valid: Tensor | None) -> Tensor:
+        """Discounted sums over `n_steps` frames.
+
+        Args:
+            reward: `[*, T, ...]`.
+            left: `[*, T]` frames that follow within the piece.
+            valid: frames that are none keep their reward.
+        """
+        time = left.ndim - 1
+        extra = (1,) * (reward.ndim - left.ndim)
+        steps = left.shape[-1]
+        summed = reward.clone()
+        for by in range(1, min(self.n_steps, steps)):
+            ends_before = (left < by).narrow(time, 0, steps - by)
+            ends_before = ends_before.reshape(*ends_before.shape, *extra)
+            # Filled and not multiplied: what lies past an end may be infinite.
+            later = reward.narrow(time, by, steps - by).masked_fill(ends_before, 0)
+            summed.narrow(time, 0, steps - by).add_(later, alpha=self.gamma**by)
+        if valid is None:
+            return summed
+        return torch.where(valid.reshape(*valid.shape, *extra), summed, reward)
+
+
+class FrameStack:
+    """Stacks observations, oldest first, in a new dimension: `[B, T, ...]` becomes `[B, T, n, ...]`.
+
+        observations a0 a1 a2 | b0 b1, n = 3
+        observation       a0 a0 a0    a0 a0 a1    a0 a1 a2    b0 b0 b0    b0 b0 b1
+        next observation  a0 a0 a1    a0 a1 a2    a1 a2 END   b0 b0 b1    b0 b1 ...
+
+    A trajectory's first frame is repeated to fill its first stacks, as in gymnasium's `FrameStackObservation`. The past
+    frames of a trajectory that continues in a later batch are kept by its id: one FrameStack may get the batches of
+    several collectors, each collector's in order, split or not. The stack restarts after a frame that is done. If a
+    trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten
+    after 1,024 batches without a frame of it: its collector has died.
+
+    Args:
+        num_frames: n, at least 1.
+        keys: leaves to stack; `next` must have them, too.
+
+    Raises:
+        PostprocError: an argument is out of its range.
+    """
+
+    def __init__(self, num_frames: int, *, keys: Sequence[Key] = ("observation",)) -> None:
+        if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
+            raise PostprocError(f"num_frames {num_frames!r} is not a number of frames; use an integer of at least 1")
+        if not keys:
+            raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
+        self.num_frames = num_frames
+        self.keys = tuple(keys)
+        self._open: TensorDict | None = None
+        """Trajectories that may go on, [K], in rising order of `ids`; `known`: how many of their last frames; the batch
+        in which each was last `seen`; `past` [K, n-1, ...]: their last frames, by leaf."""
+        self._batches = 0
+
+    def forget(self) -> None:
+        """Forget all past frames, as before the first batch."""
+        self._open = None
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
+
+        Raises:
+            PostprocError: a leaf is missing, or the batch has no time dimension.
+        """
+        valid = valid_frames(batch)
+        if batch.batch_dims != 2:
+            flat = self(batch.reshape(-1, batch.batch_size[-1]))
+            shaped: TensorDict = flat.reshape(batch.batch_size)
+            shaped.names = batch.names
+            return shaped
+        ids, done = flag(batch, TRAJ_IDS), flag(batch, ("next", "done"))
+        lengths = torch.full_like(ids[:, 0], ids.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)
+        before, past = self._open, self.num_frames - 1
+        at = known = torch.zeros_like(ids[:, 0])
+        goes_on = torch.zeros_like(at, dtype=torch.bool)
+        if before is not None:
+            # Where these stand, or would.
+            at = torch.searchsorted(before["ids"], ids[:, 0].contiguous()).clamp(max=len(before) - 1)
+            goes_on = (before["ids"][at] == ids[:, 0]) & (lengths > 0)
+            known = torch.where(goes_on, before["known"][at], 0)
+
+        # Step t of the batch is step t + past here; a trajectory that goes on begins that many steps earlier.
+        first = first_step(ids) + past
+        first = torch.where(first == past, past - known.unsqueeze(-1), first)
+        step = torch.arange(ids.shape[1], device=ids.device) + past
+
+        result: TensorDict = batch.copy()
+        result["next"] = batch["next"].copy()
+        at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
+        held = (lengths.unsqueeze(-1) - 1 + past - at_steps(first, at_end) + 1).squeeze(-1).clamp(max=past)
+        rows = TensorDict({"ids": at_steps(ids, at_end).squeeze(-1), "known": held}, [len(ids)])
+        for key in self.keys:
+            tail = self._stack(result, batch, key, at=at, first=first, step=step, lengths=lengths)
+            rows[under("past", key)] = tail
+        self._batches += 1
+        rows["seen"] = torch.full_like(held, self._batches)
+        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
+        left_open: TensorDict = rows[stays_open.nonzero().squeeze(-1)]
+        if before is not None:
+            stays = before["seen"] + _KEPT_BATCHES > self._batches
+            stays[at[goes_on]] = False
+            left_open = torch.cat([left_open, before[stays.nonzero().squeeze(-1)]])
+        self._open = left_open[left_open["ids"].argsort()] if len(left_open) else None
+        return result
+
+    def _stack(
+        self,
+        result: TensorDict,
+        batch: TensorDictBase,
+        key: Key,
+        *,
+        at: Tensor,
+        first: Tensor,
+        step: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
+        """Stack one leaf. Returns the last frames of each row, [B, n-1, ...]."""
+        under_next = under("next", key)
+        observation, following = batch.get(key, None), batch.get(under_next, None)
+        if observation is None or following is None:
+            missing = key if observation is None else under_next
+            raise PostprocError(f"the batch has no {missing}; name leaves that it also has under `next`")
+        past = self.num_frames - 1
+        if self._open is None:
+            before = observation.new_zeros(len(observation), past, *observation.shape[2:])
+        else:
+            before = self._open[under("past", key)][at]
+        series = torch.cat([before, observation], dim=1)
+        picks = [torch.maximum(step - back, first) for back in range(past, -1, -1)]
+        result[key] = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
+        # What followed a frame is one step later than the frame: all but the newest are frames of the series.
+        later = [at_steps(series, pick) for pick in picks[1:]]
+        result[under_next] = torch.stack([*later, following], dim=2)
+        # The last frames of each row, which may be shorter than the batch.
+        index = lengths.unsqueeze(-1) + torch.arange(past, device=step.device)
+        return at_steps(series, index)
