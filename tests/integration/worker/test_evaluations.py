@@ -1,5 +1,5 @@
-"""The table of an evaluation: the same bits for any number of workers, and through kills of workers and of the run. At the
-end, version against version: each group of agents plays its checkpoint, in every pairing of them.
+"""The table of an evaluation: the same bits for any number of workers, and through kills of workers and of the run. At
+the end, version against version: each group of agents plays its checkpoint, in every pairing of them.
 """
 
 import itertools

@@ -14,7 +14,7 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEn
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.place import WorkerPlace, egl_device
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.inline import InlineVectorEnv
@@ -312,6 +312,14 @@ def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     for options, words in (({"index": 16_384}, "worker index 16384"), ({"epoch": 4_096}, "epoch 4096")):
         with pytest.raises(CormorantError, match=f"{words} does not fit a trajectory id: at most"):
             base(**options)
+
+
+@pytest.mark.parametrize(
+    ("index", "visible", "egl"),
+    [(0, "", "0"), (3, "", "3"), (1, "4,6", "6"), (0, "GPU-8a6f,GPU-90c1", "0"), (2, "5", "2")],
+)
+def test_egl_counts_all_devices_of_the_machine(index: int, visible: str, egl: str) -> None:
+    assert egl_device(index, visible=visible) == egl
 
 
 def test_a_manifests_post_processing_is_what_collect_gives() -> None:
