@@ -61,7 +61,7 @@ def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol
 
 @contextmanager
 def _in_process(job: CollectorJob, num_steps: int, *, device: str) -> Iterator[protocol.Take]:
-    collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed, device=device or "cpu")).collector
+    collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed, device=device or "cpu"))
     blocks = [Block(collector.layout(num_steps)) for _ in range(2)]
 
     def take() -> int:

@@ -49,7 +49,7 @@ def _cost(name: str, *, rounds: int) -> list[dict]:
     job = make_job(workload, workers=1)
     exposition = Exposition(HEAD_METRICS, collectorjob=job.metadata.name)
     metrics = FleetMetrics(job, exposition)
-    collector = build_collector(job, WorkerPlace(seed=7)).collector
+    collector = build_collector(job, WorkerPlace(seed=7))
     block = Block(collector.layout(workload.steps_per_batch))
     with collector:
         on, off = rows.interleaved(

@@ -226,9 +226,7 @@ def make_collector(
         info=info,
     )  # fmt: skip
     check_env(job.spec.env)
-    collector = build_collector(
-        job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides
-    ).collector
+    collector = build_collector(job, WorkerPlace(device=device or "cpu", seed=job.spec.collection.seed), overrides)
     collector.keep_statistics()
     return collector
 

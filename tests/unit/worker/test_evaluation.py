@@ -69,7 +69,7 @@ def counting(
 
 
 def player_of(job: CollectorJob, overrides: WorkerOverrides = NO_OVERRIDES) -> Player:
-    collector = build_collector(alone(job), WorkerPlace(), overrides).collector
+    collector = build_collector(alone(job), WorkerPlace(), overrides)
     collector.close()
     return Player(job, collector, overrides=overrides)
 

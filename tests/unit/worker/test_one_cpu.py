@@ -105,7 +105,7 @@ def test_a_pool_of_one_thread_keeps_to_the_cpu_of_its_policy(
     spec = {"env": env, "policy": {"entrypoint": "cormorant.policies:mlp"}, "collection": {"framesPerBatch": 64}}
     job = CollectorJob.model_validate(collector_job("one-cpu", spec))
     overrides = WorkerOverrides(policy_factory=make_policy, takes_spaces=True)
-    with build_collector(job, WorkerPlace(seed=1), overrides).collector as collector:
+    with build_collector(job, WorkerPlace(seed=1), overrides) as collector:
         collector.fill(Block(collector.layout(8)), 64)
         pool = [os.sched_getaffinity(thread) for thread in native_threads() - known]
     assert (collector.cpu.cpu is not None) == keeps

@@ -38,7 +38,7 @@ class InProcessFleet:
         self._parts = parts
         self._place = WorkerPlace(seed=job.spec.collection.seed)
         with _exceptions_of_environments():
-            self._collector = build_collector(job, self._place, parts).collector
+            self._collector = build_collector(job, self._place, parts)
         num_envs = self._collector.num_envs
         self._steps = -(-job.spec.collection.frames_per_batch // num_envs)
         self._block = Block(self._collector.layout(self._steps))

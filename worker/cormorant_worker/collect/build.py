@@ -1,8 +1,9 @@
 """Builds a Collector from a CollectorJob: the only place where classes of environments and actors are chosen."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import structlog
 import torch
@@ -38,22 +39,13 @@ from cormorant_worker.weights.staged import StagedWeights
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuiltCollector:
-    collector: Collector
-    num_threads: int
-    """EnvPool threads of each EnvGroup; 0 without EnvPool."""
-    policy_call: str = ""
-    """See `ServedPolicy.call`."""
-
-
 def build_collector(
     job: CollectorJob,
     place: WorkerPlace,
     overrides: WorkerOverrides = NO_OVERRIDES,
     *,
     servers: AssignedServers | None = None,
-) -> BuiltCollector:
+) -> Collector:
     """Build environments and policy according to the manifest, and start the first episodes. `servers`: the inference
     servers; the fleet may assign others while this waits for them. Raises ManifestError where settings cannot work
     together or a device is not there, and EnvError, PolicyError or WeightsError where a part cannot be built.
@@ -83,7 +75,9 @@ def build_collector(
             remote = RemoteActor(servers or AssignedServers(place.servers), greeting)
             actor, weights = remote, remote.weights
         elif spec.policy.agents is not None:
-            actor, weights = build_agents(job, observation, action, warmup, device=device, num_rows=num_rows)
+            with _jobs_seed(job):
+                actor = AgentsActor(spec.policy, observation, action, warmup, device=device, num_rows=num_rows)
+            weights = actor.weights
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
@@ -103,6 +97,7 @@ def build_collector(
         )
         config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
+        collector.num_threads, collector.policy_call = num_threads, policy_call
         if isinstance(actor, AgentsActor):
             actor.playing = lambda: [versions for group in collector.env_groups for versions in group.hidden]
         if collector.layout(1).hides_reward:
@@ -115,7 +110,7 @@ def build_collector(
         for env in envs:
             env.close()
         raise
-    return BuiltCollector(collector=collector, num_threads=num_threads, policy_call=policy_call)
+    return collector
 
 
 def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
@@ -176,9 +171,7 @@ def build_policy(
 ) -> ServedPolicy | None:
     """Build the policy and load its weights according to the manifest; None: random actions."""
     policy, seen = job.spec.policy, observation if normalizer is None else normalizer.space
-    # Built under the job's own seed: the policy's first weights are the same in every worker.
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.spec.collection.seed)
+    with _jobs_seed(job):
         models: PolicyModels | None = None
         if overrides.policy is not None or overrides.policy_factory is not None:
             made = overrides.policy
@@ -206,14 +199,12 @@ def build_policy(
     return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action, call=call)
 
 
-def build_agents(
-    job: CollectorJob, observation: Space, action: Space, random: RandomActor, *, device: torch.device, num_rows: int
-) -> tuple[AgentsActor, StagedWeights]:
-    """Like `build_policy`, for a manifest with policies of groups of agents."""
+@contextmanager
+def _jobs_seed(job: CollectorJob) -> Iterator[None]:
+    """Policies are built under the job's own seed: their first weights are the same in every worker."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(job.spec.collection.seed)
-        acting = AgentsActor(job.spec.policy, observation, action, random, device=device, num_rows=num_rows)
-    return acting, acting.weights
+        yield
 
 
 def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> None:

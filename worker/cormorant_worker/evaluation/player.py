@@ -392,7 +392,7 @@ def record_videos(
         raise EvaluationError(
             "videos need imageio-ffmpeg, which is not installed: pip install 'cormorant[video]'"
         ) from error
-    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed), overrides).collector
+    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed), overrides)
     collector.close()
     player, files = Player(job, collector, overrides=overrides), []
     for position, row in enumerate(table.episodes[:count]):

@@ -150,8 +150,7 @@ class WorkerRuntime(Runtime):
         self._overrides = read_overrides(start.overrides)
         job = start.job if start.job.spec.collection.episodes is None else alone(start.job)
         self._servers.begin(start.place.servers)
-        built = build_collector(job, start.place, self._overrides, servers=self._servers)
-        self.collector: Collector = built.collector
+        self.collector: Collector = build_collector(job, start.place, self._overrides, servers=self._servers)
         self._weights = self.collector.weights
         if isinstance(self.collector.actor, RemoteActor):
             self.collector.actor.on_waiting = self._noting(Phase.ASKING)
@@ -161,7 +160,7 @@ class WorkerRuntime(Runtime):
         self.collector.weights.on_applied = lambda version: self._uplink.send(messages.Applied(version=version))
         self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
-        self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
+        self._job, self._place = start.job, replace(start.place, num_threads=self.collector.num_threads)
         if start.job.spec.collection.episodes is not None:
             self._player = Player(
                 start.job,
@@ -178,11 +177,11 @@ class WorkerRuntime(Runtime):
                 observation_space=observation,
                 action_space=action,
                 specs=self.collector.weights.specs,
-                num_threads=built.num_threads,
+                num_threads=self.collector.num_threads,
                 kept_version=self._kept.version,
                 kept_settled=self._kept.settled,
                 statistics=None if self.collector.moments is None else self.collector.moments.initial,
-                policy_call=built.policy_call,
+                policy_call=self.collector.policy_call,
             )
         )
         begin = self._uplink.recv()
