@@ -80,6 +80,19 @@ def test_whole_floats_are_valid_integer_actions() -> None:
         actor.act((np.full((1, 2), 0.25, np.float32),), (), first)
 
 
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_mapping_with_the_action_alone_is_asked_for_once(on_device: bool) -> None:
+    calls = list[int]()
+    actor = box(lambda obs: (calls.append(len(obs)), {"action": obs / 2})[1])
+    calls.clear()
+    obs, first = np.ones((3, 2), np.float32), np.ones(3, np.bool_)
+    if on_device:
+        (action,) = actor.act_tensors((torch.from_numpy(obs),), (), torch.from_numpy(first))
+    else:
+        (action,) = actor.act((obs,), (), first).actions
+    assert (calls, action.tolist()) == ([3], [[0.5, 0.5]] * 3)
+
+
 @pytest.mark.parametrize("is_output", [False, True])
 def test_a_policy_that_answers_for_other_rows_is_refused(is_output: bool) -> None:
     def first_of_three(obs: torch.Tensor) -> Any:

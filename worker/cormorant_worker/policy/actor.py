@@ -187,7 +187,9 @@ class PolicyActor:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, _ARRAYS):
                 return Acted((_to_numpy(result, self._action[0], len(is_init)),))
-        tensors = self._written_by(self._call(obs, states, is_init))
+            tensors = self._written_by(_named(result))
+        else:
+            tensors = self._written_by(self._call(obs, states, is_init))
         arrays: Sequence[Any] = tensors if self._staging is None else self._staging.download(tensors)
         n = len(is_init)
         found = [_to_numpy(array, leaf, n) for array, leaf in zip(arrays, self._leaves, strict=True)]
@@ -206,7 +208,9 @@ class PolicyActor:
             result = self.models.acting(obs[0])
             if isinstance(result, _ARRAYS):
                 return [_fitted(torch.as_tensor(result), self._action[0], len(is_init))]
-        written = self._written_by(self._call(obs, states, is_init))
+            written = self._written_by(_named(result))
+        else:
+            written = self._written_by(self._call(obs, states, is_init))
         return [_fitted(tensor, leaf, len(is_init)) for tensor, leaf in zip(written, self._leaves, strict=True)]
 
     def stacked(self, chosen: Any) -> Arrays:
@@ -229,8 +233,7 @@ class PolicyActor:
             ) from missing
 
     def _call_plain(self, obs: Sequence[Any], states: Sequence[Any], is_init: Any) -> Mapping[Key, torch.Tensor]:
-        result = self.models.acting(self._nest(self._tensors(obs)))
-        return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
+        return _named(self.models.acting(self._nest(self._tensors(obs))))
 
     def _call_tensordict_module(
         self, obs: Sequence[Any], states: Sequence[Any], is_init: Any
@@ -389,6 +392,11 @@ def _other_rows(key: Key, array: Array, n: int) -> PolicyMismatch:
 
 def _key(key: str | tuple[str, ...]) -> Key:
     return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _named(result: Any) -> Mapping[Key, torch.Tensor]:
+    """What a plain policy returned, by key."""
+    return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
 
 
 def _is_nested(value: Any) -> bool:
