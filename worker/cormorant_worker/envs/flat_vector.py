@@ -27,6 +27,8 @@ from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves
 
 STEP_LIMIT_S = 60.0
 """Limit of one step of gymnasium's AsyncVectorEnv; other steps are limited by the environment or the fleet."""
+_TRIES = 100
+"""Resets of all rows, each with a step in which none may end, before environments with pending resets are refused."""
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 
 
@@ -253,9 +255,20 @@ class FlatVector:
         return parts
 
     def settle(self) -> None:
-        """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset."""
-        while self._has_ended:
+        """Take the resets that NEXT_STEP left pending: in AsyncVectorEnv without shared memory they outlive a reset.
+        Raises EnvBuildError where some row's episode always ends in its first step, which leaves the next one pending.
+        """
+        for _ in range(_TRIES):
+            if not self._has_ended:
+                break
+            self.begin()
             self.step(self.random_actions(np.random.default_rng(self.steps)))
+        else:
+            raise EnvBuildError(
+                f"{self.name} resets ended rows in the next step (NEXT_STEP), also after a reset of all rows, and "
+                "episodes end in their first steps: no step can be told from a reset; make it with autoreset_mode "
+                "SAME_STEP (gymnasium's AsyncVectorEnv: or with shared_memory=True)"
+            )
 
     def arrays(self, obs: Any) -> Arrays:
         """[N, ...] per leaf."""

@@ -78,7 +78,7 @@ class GymVectorEnv(VectorEnv):
     def start(self) -> Arrays:
         self._is_interrupted[:] = False
         self._held = None
-        if self._mode is AutoresetMode.NEXT_STEP:
+        if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
             self._vector.settle()
         obs = self._vector.seed(self.seeds, self.options).obs
         self._before = tuple(np.empty_like(leaf) for leaf in obs)
@@ -200,28 +200,26 @@ def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     """True where `reset(options={"reset_mask": ...})` begins new episodes in some rows and leaves the others alone.
     If the test is inconclusive, the class or the mode decides.
     """
-    # A reset of a row that ended replaces the one that its next step would be. Only known of classes that were read:
-    # AsyncVectorEnv without shared memory, for one, does both.
-    env: Any = getattr(vector.env, "unwrapped", vector.env)
-    if isinstance(env, AsyncVectorEnv):
-        is_known = bool(env.shared_memory)
-    else:
-        is_known = isinstance(env, SyncVectorEnv) or type(env).__module__.partition(".")[0] == "ale_py"
-    if mode is AutoresetMode.NEXT_STEP and not is_known:
+    replaces = _replaces_pending(vector)
+    if mode is AutoresetMode.NEXT_STEP and not replaces:
         return False
     if vector.num_envs == 1:
         return True  # all of them are reset
-    does, why = is_known or mode is AutoresetMode.DISABLED, ""
+    kind = type(getattr(vector.env, "unwrapped", vector.env))
+    is_own = kind.reset not in (SyncVectorEnv.reset, AsyncVectorEnv.reset)
+    is_own &= issubclass(kind, SyncVectorEnv | AsyncVectorEnv)
+    does, why = (replaces and not is_own) or mode is AutoresetMode.DISABLED, ""
     for seed in range(_TRIES):
         first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
         try:
             before = vector.step(vector.random_actions(np.random.default_rng(seed)))
-            kept = _copy(before.obs)
-            if len(before.ended) or _same_rows(kept, first)[1:].all():
+            kept, others = _copy(before.obs), ~(before.terminated | before.truncated)
+            others[0] = False
+            if _same_rows(kept, first)[others].all():
                 continue
             mask = np.arange(vector.num_envs) == 0
             after = vector.arrays(vector.reset_some(mask)[0])
-            does, why = bool(_same_rows(after, kept)[1:].all()), "it resets every row"
+            does, why = bool(_same_rows(after, kept)[others].all()), "it resets every row"
         except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
             does, why = False, f"{type(error).__name__}: {error}"
         break
@@ -231,6 +229,16 @@ def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
             f"reset the rows of the mask alone: {why}; implement reset_mask, or declare another mode"
         )
     return does
+
+
+def _replaces_pending(vector: FlatVector) -> bool:
+    """True where a reset of a row that ended replaces the one that its next step would be. Only known of classes that
+    were read, and of those derived from them: AsyncVectorEnv without shared memory, for one, does both.
+    """
+    env: Any = getattr(vector.env, "unwrapped", vector.env)
+    if isinstance(env, AsyncVectorEnv):
+        return bool(env.shared_memory)
+    return isinstance(env, SyncVectorEnv) or type(env).__module__.partition(".")[0] == "ale_py"
 
 
 def _play_for_mode(vector: FlatVector) -> AutoresetMode:

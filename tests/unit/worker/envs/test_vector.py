@@ -69,6 +69,40 @@ def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
                     np.testing.assert_array_equal(a, b)
 
 
+class Whole(SyncVectorEnv):
+    """Resets every row, whichever is asked for."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, Whole])
+def test_frames_of_many_rows_some_of_which_always_end(kind: Any) -> None:
+    seeds = range(11, 51)
+    with closing(GymVectorEnv(VectorSource(make=partial(echoes, kind=kind), kwargs={}), seeds=seeds, info=INFO)) as env:
+        assert env.lockstep == (kind is SyncVectorEnv)
+        for row, frames in enumerate(play(env, 12)):
+            for found, wanted in zip(frames, reference(frames, seeds[row]), strict=True):
+                for a, b in zip(found, wanted, strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+class Brief(EchoEnv):
+    """Every episode has one step, but for the first one of an even seed."""
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *_, info = super().step(action)
+        return obs, reward, bool(self._episode or self._ident % 2), False, info
+
+
+def test_resets_that_stay_pending_forever_are_refused() -> None:
+    with closing(made(partial(echoes, kind=partial(AsyncVectorEnv, shared_memory=False), env=Brief))) as env:
+        env.start()
+        step_times(env, 1)
+        with pytest.raises(EnvBuildError, match=r"no step can be told from a reset; make it with .*shared_memory=True"):
+            env.start()
+
+
 class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
     """Counts steps of episodes of 3 to 6 steps: observation [row, episode, step]; action 1 counts twice."""
 
