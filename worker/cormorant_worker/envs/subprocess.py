@@ -12,18 +12,7 @@ from typing import Any
 import numpy as np
 import structlog
 
-from cormorant_worker.envs.channel import (
-    CLOSE,
-    LOAD,
-    MAP,
-    NO_SEED,
-    RESET,
-    SAVE,
-    STEP,
-    BuildRequest,
-    Pending,
-    SharedSteps,
-)
+from cormorant_worker.envs.child import CLOSE, LOAD, MAP, NO_SEED, RESET, SAVE, STEP, Pending, SharedSteps
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.env_row import Crash, EnvArrays, Saved
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -49,13 +38,12 @@ _REPORT = -1
 
 
 class EnvProcess:
-    """One child. Started by the constructor, which returns at once; ended by `kill`, or CLOSE and `join`. `block` is
-    the memory that all children of a SubprocessVectorEnv share, `report` the writing end of the pipe by which they wake
-    their parent.
+    """One child. Started by the constructor, which returns at once; ended by `kill`, or CLOSE and `join`. `build` is
+    its first message, `block` the memory that all children of a SubprocessVectorEnv share, `report` the writing end of
+    the pipe by which they wake their parent.
     """
 
-    def __init__(self, build: BuildRequest, *, block: int, report: int) -> None:
-        self.row = build.row
+    def __init__(self, row: int, build: object, *, block: int, report: int) -> None:
         ours, theirs = socket.socketpair()
         ours.settimeout(_MESSAGE_TIMEOUT_S)
         self.connection = MessageSocket(ours)
@@ -63,7 +51,7 @@ class EnvProcess:
         """Write one byte to wake the child."""
         self._fork_server = fork_server(ENVIRONMENTS)
         with theirs:
-            self._number = self._fork_server.fork(f"env-{build.row}", (theirs.fileno(), wake, block, report))
+            self._number = self._fork_server.fork(f"env-{row}", (theirs.fileno(), wake, block, report))
         os.close(wake)
         self.is_running = True
         with contextlib.suppress(OSError):  # gone: `_look` finds out
@@ -189,8 +177,8 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
     def _build(self, rows: Iterable[int]) -> None:
         for row in rows:
             self._steps[row], self._episodes[row], self._pending.rows[row] = 0, 0, 1
-            build = BuildRequest(factory=self._factory, row=row, num_envs=self.num_envs, info=self._info)
-            process = self._running[row] = EnvProcess(build, block=self._block, report=self._report_end)
+            build = self._factory, row, self.num_envs, self._info
+            process = self._running[row] = EnvProcess(row, build, block=self._block, report=self._report_end)
             self._selector.register(process.connection, selectors.EVENT_READ, row)
             self._descriptors[row] = process.wake_descriptor
         self._settle(self._limit_s, "was not built")
