@@ -22,8 +22,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cormorant_worker.inference.connections import FrameReader, send_frame
-from cormorant_worker.inference.mailbox import Header
+from cormorant_worker.inference.connections import FrameReader, Header, send_frame
 from cormorant_worker.wire import MessageSocket
 
 PIXELS, FLOATS = np.ones((64, 4, 84, 84), np.uint8), np.ones((1, 4), np.float32)

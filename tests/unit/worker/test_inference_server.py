@@ -15,14 +15,15 @@ from cormorant_testing.scripts import until
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.connections import (
+    HEADER,
     FrameReader,
     Greeting,
+    Header,
     Listeners,
     ServerConnection,
     listen,
     send_frame,
 )
-from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import Asked, RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.actor import PolicyActor, wrap_policy

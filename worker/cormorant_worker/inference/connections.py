@@ -9,24 +9,32 @@ server is gone tries the other known servers until it is assigned another one.
     server -> worker   Welcome       } checked before they are unpickled, on one machine with the mailbox's descriptor
     both               frames: header, arrays, header, arrays, ...
 
-On one machine the arrays are in the mailbox that both ends map, and a frame is only its header. Between nodes a frame
-is read into the arrays of its slot and sent from them: nothing is pickled, and no byte is copied twice.
+The arrays are in the worker's mailbox, which has one slot for each EnvGroup, so that the rows of one wait while another
+one steps. The bytes of a slot belong to the worker until it has sent a request, then to the server until it has sent
+the answer: the socket orders them. On one machine both ends map the mailbox, and a frame is only its header. Between
+nodes each end has its own, and a frame is read into the arrays of its slot and sent from them: nothing is pickled, and
+no byte is copied twice.
+
+    slot:  observation leaves | states | is_init  ->  actions | outputs | next states        [rows, ...] each
+
+# n rows of a request, at most `rows`
 """
 
 import hmac
 import secrets
 import select
 import socket
+import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
 from cormorant_worker.inference.address import ServerAddress, this_machine
-from cormorant_worker.inference.mailbox import HEADER, Header, MailboxLayout, MailboxSlot
-from cormorant_worker.spaces import Array, Arrays, Space
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space
 from cormorant_worker.weights.staged import WeightSpecs
 from cormorant_worker.wire import MOST_VIEWS, ArrayCursor, MessageSocket, SharedMemory, advance
 
@@ -41,6 +49,76 @@ _DEAD_AFTER_S = 20
 """A node that acknowledges nothing for so long is taken to be lost: the connection ends, and rows are asked again."""
 _QUEUE = 1024
 """Workers that wait to be accepted."""
+HEADER = struct.Struct("=qqII")
+"""A `Header` as bytes."""
+
+
+class Header(NamedTuple):
+    """Begins a request and its answer."""
+
+    number: int
+    version: int
+    """In a request, the lowest version that may be used; in an answer, the version that was used."""
+    slot: int
+    n: int
+
+
+class MailboxSlot(NamedTuple):
+    """Views of one slot, `[rows, ...]` each."""
+
+    observation: Arrays
+    states: Arrays
+    is_init: Array
+    action: Arrays
+    outputs: Arrays
+    next_states: Arrays
+
+    @property
+    def request(self) -> Arrays:
+        """Arrays that the worker writes."""
+        return (*self.observation, *self.states, self.is_init)
+
+    @property
+    def answer(self) -> Arrays:
+        """Arrays that the server writes."""
+        return (*self.action, *self.outputs, *self.next_states)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailboxLayout:
+    """Layout on which both ends must agree."""
+
+    rows: int
+    num_slots: int
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    states: tuple[Leaf, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        self.slots(cursor := ArrayCursor())
+        return cursor.size_bytes
+
+    def slots(self, cursor: ArrayCursor) -> tuple[MailboxSlot, ...]:
+        """The slots over the memory of a cursor, one after another. It lives as long as they do."""
+
+        def take(leaves: tuple[Leaf, ...]) -> Arrays:
+            return tuple([cursor.take((self.rows, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves])
+
+        return tuple(
+            [
+                MailboxSlot(
+                    observation=take(self.observation),
+                    states=take(self.states),
+                    is_init=cursor.take((self.rows,), np.dtype(np.bool_)),
+                    action=take(self.action),
+                    outputs=take(self.outputs),
+                    next_states=take(self.states),
+                )
+                for _ in range(self.num_slots)
+            ]
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,7 @@ import torch
 
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers, ServerAddress
-from cormorant_worker.inference.connections import Greeting, ServerConnection, Welcome
-from cormorant_worker.inference.mailbox import Header
+from cormorant_worker.inference.connections import Greeting, Header, ServerConnection, Welcome
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.spaces import Array, Arrays, Leaf
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights

@@ -23,8 +23,15 @@ import numpy as np
 import structlog
 
 from cormorant_worker.inference.address import Served
-from cormorant_worker.inference.connections import ConnectedWorker, Greeting, Listeners, Welcome
-from cormorant_worker.inference.mailbox import Header, MailboxLayout, MailboxSlot
+from cormorant_worker.inference.connections import (
+    ConnectedWorker,
+    Greeting,
+    Header,
+    Listeners,
+    MailboxLayout,
+    MailboxSlot,
+    Welcome,
+)
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
