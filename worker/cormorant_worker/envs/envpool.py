@@ -1,4 +1,4 @@
-"""EnvPool behind our protocol; the only module that imports it.
+"""EnvPool behind our protocol. `envpool_library.py` imports it, nothing else does.
 
 What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 
