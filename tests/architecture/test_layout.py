@@ -44,7 +44,7 @@ LIBRARIES = {"torch", "tensordict", "ray", "envpool", "pyarrow", "gymnasium", "n
         # What starts often: beside every worker, and for every environment.
         ("import cormorant_worker.supervisor.__main__", LIBRARIES | {"pydantic"}),
         ("import cormorant_worker.envs.child", (LIBRARIES - {"numpy", "gymnasium"}) | {"structlog", "pydantic"}),
-        ("import cormorant_worker.envs.inline", {"torch", "tensordict", "ray", "envpool", "pyarrow"}),
+        ("import cormorant_worker.envs.single_envs", {"torch", "tensordict", "ray", "envpool", "pyarrow"}),
         # It takes seconds to import, and workers hand over blocks.
         ("import cormorant_worker.fleet.local.worker_main, cormorant.policies", {"tensordict", "pyarrow", "ray"}),
         # What runs on laptops, in heads and in the operator.

@@ -12,8 +12,8 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.vectors import COUNTING, counting
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.random_actor import RandomActor

@@ -17,8 +17,8 @@ from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.place import WorkerPlace, egl_device
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import Step
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of
 from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy

@@ -21,7 +21,7 @@ from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.trajectories import EpisodeMetrics
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import CormorantError, EnvCrashed
 from cormorant_worker.launch import make_collector
 from cormorant_worker.metrics.exposition import Exposition

@@ -19,10 +19,10 @@ from cormorant_worker.envs.env_row import row_views
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.gymnasium_env import Env, why_unsupported
 from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import info_fields
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.scripted import Scripted

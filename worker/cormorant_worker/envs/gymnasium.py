@@ -8,10 +8,10 @@ import numpy as np
 
 from cormorant_contract.env import Env, GymnasiumEnv, PettingZooEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource, MadeEnvs, VariantEnvs
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.pettingzoo_env import AgentsFactory, MaybeAgents
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
 

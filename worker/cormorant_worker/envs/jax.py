@@ -7,9 +7,9 @@ from importlib.util import find_spec
 
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.gymnasium_env import EnvSource, construct, name_of
-from cormorant_worker.envs.inline import Reseeded, open_rows
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.single_envs import Reseeded, open_rows
 from cormorant_worker.errors import EnvBuildError
 
 

@@ -24,9 +24,9 @@ from cormorant_contract.env import OpenEnvAction, OpenEnvArray, OpenEnvEnv
 from cormorant_worker.action_mask import ACTION_MASK
 from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import EnvSource
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import Rows, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import Space, cast_exactly
 

@@ -20,9 +20,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import open_rows
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
+from cormorant_worker.envs.single_envs import open_rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
 from cormorant_worker.spaces import Array, Arrays, put
 

@@ -17,9 +17,9 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.scripts import start_script, until
 from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
 from cormorant_worker.envs.gymnasium_env import EnvFactory
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
 

@@ -17,7 +17,7 @@ from cormorant_testing.vectors import step_times, transitions
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import OneRow
+from cormorant_worker.envs.single_envs import OneRow
 from cormorant_worker.envs.vector import GymVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, ManifestError
 from cormorant_worker.launch import make_collector
