@@ -1,6 +1,6 @@
 """Gymnasium vector environments, frame by frame against plain loops over single ones, and what they do wrong."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -53,6 +53,13 @@ def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]
     return found
 
 
+def assert_frames(env: Any, steps: int, seeds: Sequence[int] = SEEDS) -> None:
+    for row, frames in enumerate(play(env, steps)):
+        for found, wanted in zip(frames, reference(frames, seeds[row]), strict=True):
+            for a, b in zip(found, wanted, strict=True):
+                np.testing.assert_array_equal(a, b)
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -63,10 +70,7 @@ def reference(frames: list[tuple[Any, ...]], seed: int) -> list[tuple[Any, ...]]
 @pytest.mark.parametrize("mode", MODES)
 def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
     with closing(made(partial(echoes, kind=kind, autoreset_mode=mode), info=INFO)) as env:
-        for row, frames in enumerate(play(env, 60)):
-            for found, wanted in zip(frames, reference(frames, SEEDS[row]), strict=True):
-                for a, b in zip(found, wanted, strict=True):
-                    np.testing.assert_array_equal(a, b)
+        assert_frames(env, 60)
 
 
 class Whole(SyncVectorEnv):
@@ -81,10 +85,7 @@ def test_frames_of_many_rows_some_of_which_always_end(kind: Any) -> None:
     seeds = range(11, 51)
     with closing(GymVectorEnv(VectorSource(make=partial(echoes, kind=kind), kwargs={}), seeds=seeds, info=INFO)) as env:
         assert env.lockstep == (kind is SyncVectorEnv)
-        for row, frames in enumerate(play(env, 12)):
-            for found, wanted in zip(frames, reference(frames, seeds[row]), strict=True):
-                for a, b in zip(found, wanted, strict=True):
-                    np.testing.assert_array_equal(a, b)
+        assert_frames(env, 12, seeds)
 
 
 class Brief(EchoEnv):
@@ -180,8 +181,7 @@ def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
             with pytest.raises(EnvCrashed, match="make it with autoreset_mode NEXT_STEP"):
                 play(env, 20)
             return
-        for row, frames in enumerate(play(env, 20)):
-            np.testing.assert_array_equal([f[5] for f in frames], [f[5] for f in reference(frames, SEEDS[row])])
+        assert_frames(env, 20)
 
 
 @pytest.mark.parametrize("does", ["NextStep", "SameStep"])
