@@ -17,7 +17,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import DatasetMismatch
+from cormorant_worker.errors import DatasetMismatch, StateError
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
@@ -127,6 +127,22 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path)
     found = list(iter_frames(existing_dataset(str(tmp_path))))
     rows = np.concatenate([frames.observation[0].reshape(len(frames), -1) for frames in found])
     assert len(np.unique(rows, axis=0)) == 600
+
+
+def test_a_refused_state_leaves_the_count_of_what_is_durable(tmp_path: Path) -> None:
+    env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
+    collection = {"framesPerBatch": 20, "totalFrames": 200}
+    job = make_job(env={"gymnasium": env}, dataset=str(tmp_path), collection=collection, queue={"capacityBatches": 1})
+    with reading(job, workers=1) as (fleet, reader):
+        until(lambda: fleet._core.queue.backlog)  # durable, and not accepted yet
+        fleet.pause()
+        with pytest.raises(StateError, match="could not take its state"):
+            fleet.restore(fleet.state())
+        fleet.resume()
+        for _ in reader.batches():
+            pass
+        assert fleet.wait_until_done(30)
+        assert (fleet.stats().frames, existing_dataset(str(tmp_path)).frames) == (200, 200)
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:

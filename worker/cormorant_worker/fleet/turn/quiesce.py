@@ -142,7 +142,8 @@ class Quiesce:
         told = {name: read_metadata(data) for name, data in saved.workers.items()}
         is_last = {slot: core.lineage.is_last(saved, slot, core.dataset_uri) for slot in names.values()}
         core.lineage.join(saved, core.slots.collecting)
-        collected = core.scheduler.landed_frames
+        # A dataset has these, whatever becomes of the restore. A worker that is lost meanwhile changes the count, too.
+        ahead = core.scheduler.landed_frames - core.scheduler.accepted_frames if core.dataset is not None else 0
         core.queue.discard("restore")
         self._life.seed = saved.seed
         if core.statistics is not None and CURRENT in saved.statistics:
@@ -162,15 +163,19 @@ class Quiesce:
                 if not rewinds:
                     reseeded.append((handles[slot], stream))
             commands[slot] = messages.Restore(first_trajectory=first, rewinds=rewinds)
-        asked = [handle.reseed(stream) for handle, stream in reseeded]
-        self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s, needs_all=True)
-        for handle, _ in reseeded:
-            core.queue.count_dropped("restore", handle.drop_ahead())
-        asked = [handles[slot].ask(commands[slot], states[name]) for name, slot in names.items()]
-        for name, slot in names.items():
-            slot.warmup_frames = max(0, told[name]["warmup_left"])
-        self.replies(asked, "restore its state", needs_all=True)
-        core.scheduler.count_from(saved.frames if core.dataset is None else collected)
+        try:
+            asked = [handle.reseed(stream) for handle, stream in reseeded]
+            self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s, needs_all=True)
+            for handle, _ in reseeded:
+                core.queue.count_dropped("restore", handle.drop_ahead())
+            asked = [handles[slot].ask(commands[slot], states[name]) for name, slot in names.items()]
+            for name, slot in names.items():
+                slot.warmup_frames = max(0, told[name]["warmup_left"])
+            self.replies(asked, "restore its state", needs_all=True)
+        finally:
+            core.scheduler.count_from(core.scheduler.accepted_frames + ahead)
+        if core.dataset is None:
+            core.scheduler.count_from(saved.frames)
 
     def reseed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker. Call between batches. Returns the reseeded workers."""
