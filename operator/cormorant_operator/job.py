@@ -248,7 +248,8 @@ def _placed(template: Mapping[str, Any]) -> Any:
     containers = [
         (item.get("name"), item.get("resources"))
         for key in ("containers", "initContainers")
-        for item in spec.get(key) or ()
+        if isinstance(spec.get(key), list)
+        for item in spec[key]
         if isinstance(item, Mapping)
     ]
     return [spec.get(key) for key in ("resources", *_PLACED)], containers

@@ -323,6 +323,7 @@ def _pod(
     }
     template, placement = merge(base, overlay), origin.placement
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    metadata = metadata if isinstance(metadata, Mapping) else {"annotations": metadata}
     if placement != NO_PLACEMENT:
         # Kueue derived it from the template.
         spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
@@ -334,24 +335,33 @@ def _pod(
         "metadata": {
             "name": name,
             "namespace": job.namespace,
-            "labels": {
-                **(metadata.get("labels") or {}),
-                **placement.labels,
-                **names.child_labels(job.name, job.uid, role=role),
-                **labels,
-                names.TEMPLATE: origin.template,
-            },
-            "annotations": {
-                **(metadata.get("annotations") or {}),
-                **placement.annotations,
-                names.BASE_IMAGE: origin.base_image,
-                names.FAILURES: str(origin.failures),
-                RESTARTS: str(origin.restarts),
-            },
+            "labels": _over(
+                metadata.get("labels"),
+                {
+                    **placement.labels,
+                    **names.child_labels(job.name, job.uid, role=role),
+                    **labels,
+                    names.TEMPLATE: origin.template,
+                },
+            ),
+            "annotations": _over(
+                metadata.get("annotations"),
+                {
+                    **placement.annotations,
+                    names.BASE_IMAGE: origin.base_image,
+                    names.FAILURES: str(origin.failures),
+                    RESTARTS: str(origin.restarts),
+                },
+            ),
             "ownerReferences": [owner_reference(job)],
         },
-        "spec": {**spec, "restartPolicy": "Never"},
+        "spec": _over(spec, {"restartPolicy": "Never"}),
     }
+
+
+def _over(given: Any, own: Mapping[str, Any]) -> Any:
+    """A template's fields and ours. What is not an object stays: the API server rejects it in its own words."""
+    return {**(given or {}), **own} if isinstance(given or {}, Mapping) else given
 
 
 def _container(name: str, image: str, defaults: OperatorDefaults, resources: Mapping[str, Any]) -> dict[str, Any]:
@@ -470,7 +480,7 @@ def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]
 def _merge_lists(base: list[Any], overlay: list[Any]) -> list[Any]:
     # mountPath first: the mounts of one volume share its name.
     for key in ("mountPath", "name"):
-        if all(isinstance(item, Mapping) and key in item for item in (*base, *overlay)):
+        if all(isinstance(item, Mapping) and isinstance(item.get(key), str) for item in (*base, *overlay)):
             added = {item[key]: item for item in overlay}
             merged = [merge(item, added.pop(item[key], {})) for item in base]
             return [*merged, *(item for item in overlay if item[key] in added)]

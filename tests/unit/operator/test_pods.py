@@ -372,6 +372,23 @@ def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[st
     assert json.dumps(base) == before
 
 
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"spec": "typo"},
+        {"metadata": ["typo"]},
+        {"metadata": {"annotations": "typo"}},
+        {"spec": {"containers": [{"name": {"typo": 1}}]}},
+        {"spec": {"initContainers": 3, "typo": 1}},
+    ],
+)
+def test_what_is_no_template_is_left_to_the_api_server(template: dict[str, Any]) -> None:
+    pod = worker(template=template)
+    assert "typo" in json.dumps(pod)
+    assert (pod["metadata"]["namespace"], pod["metadata"]["ownerReferences"][0]["controller"]) == ("team-a", True)
+    assert make_job(workerGroups=[{"name": "cpu", "template": template}]).templates.quota
+
+
 def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
     key = b"k" * 32
     tokens, others = derive(key, uid="a"), derive(key, uid="b")
