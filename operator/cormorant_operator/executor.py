@@ -6,7 +6,6 @@ Stopping between any two actions is harmless, because the next plan starts from 
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
 
 import structlog
 
@@ -26,7 +25,6 @@ from cormorant_operator.render.children import derive, secret, tokens_owner
 from cormorant_operator.workload import read_flavor
 
 log = structlog.get_logger()
-Raw = dict[str, Any]
 _ABSENT_KINDS = {
     "Certificate": "install cert-manager, or give head.tls.secretName",
     "Workload": f"install Kueue 0.15 or newer, or remove the label {QUEUE} from the job",
@@ -221,7 +219,7 @@ class Executor:
             self._cache.see(raw)
             log.info("workload_written", workload=found.name, namespace=namespace, parts=sorted(action.status))
 
-    async def _get_own(self, job: Job, kind: str, name: str) -> Raw:
+    async def _get_own(self, job: Job, kind: str, name: str) -> Manifest:
         found = await self._api.get(kind, namespace=job.namespace, name=name)
         if controller_uid(found) != job.uid:
             # Kubernetes will delete the object if its owner is a deleted job of this name.

@@ -20,6 +20,7 @@ import kopf
 
 from cormorant_contract.children import api_path
 from cormorant_operator import errors, names
+from cormorant_operator.names import Manifest
 
 REQUEST_S = 15.0
 """Timeout of one attempt."""
@@ -31,8 +32,6 @@ PAGE = 100
 ListedKind = Literal[
     "Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "PodGroup", "CollectorJob", "Workload"
 ]
-Raw = dict[str, Any]
-"""A JSON object from the API server."""
 
 
 def find_connection() -> kopf.ConnectionInfo:
@@ -62,36 +61,36 @@ class KubeClient:
 
     # -- verbs -------------------------------------------------------------------------------------------------
 
-    async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
+    async def get(self, kind: str, *, namespace: str, name: str) -> Manifest:
         return await self._ask("GET", api_path(kind, namespace, name))
 
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Manifest:
         """Create an object. Raises AlreadyExists if there is one of this name."""
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
         path = api_path(manifest["kind"], manifest["metadata"]["namespace"])
         return await self._ask("POST", path, manifest, query=query)
 
-    async def apply(self, manifest: Mapping[str, Any]) -> Raw:
+    async def apply(self, manifest: Mapping[str, Any]) -> Manifest:
         """Server-side apply; changes by others to our fields are reverted."""
         query = {"fieldManager": names.MANAGER, "force": "true"}
         return await self._ask("PATCH", _path_of(manifest), manifest, query=query, kind="apply-patch+yaml")
 
-    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
+    async def apply_status(self, manifest: Mapping[str, Any]) -> Manifest:
         """Server-side apply of a job's status. `metadata.uid` is a precondition."""
         query = {"fieldManager": names.STATUS_MANAGER, "force": "true"}
         return await self._ask("PATCH", f"{_path_of(manifest)}/status", manifest, query=query, kind="apply-patch+yaml")
 
     async def patch(
         self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
-    ) -> Raw:
+    ) -> Manifest:
         path = api_path(kind, namespace, name) + (f"/{subresource}" if subresource else "")
         return await self._ask("PATCH", path, body, kind="merge-patch+json")
 
-    async def replace(self, manifest: Mapping[str, Any]) -> Raw:
+    async def replace(self, manifest: Mapping[str, Any]) -> Manifest:
         """Replace an object; `metadata.resourceVersion` is a precondition."""
         return await self._ask("PUT", _path_of(manifest), manifest)
 
-    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Manifest:
         """Delete an object; its dependents are deleted in the background. `preconditions`: `uid` and `resourceVersion`;
         another object of this name is left alone.
         """
@@ -105,7 +104,7 @@ class KubeClient:
 
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
-    ) -> AsyncIterator[tuple[list[Raw], str]]:
+    ) -> AsyncIterator[tuple[list[Manifest], str]]:
         """Yield the objects of a kind page by page, each with the resourceVersion of the list."""
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
@@ -127,7 +126,7 @@ class KubeClient:
         *,
         query: Mapping[str, str] | None = None,
         kind: str = "json",
-    ) -> Raw:
+    ) -> Manifest:
         """Send a request, with retries. They are safe: names are computed, patches complete, deletions name a uid."""
         error: Exception | None = None
         for attempt in range(ATTEMPTS):
@@ -149,7 +148,7 @@ class KubeClient:
 
     async def _ask_once(
         self, method: str, path: str, body: Mapping[str, Any] | None, *, query: Mapping[str, str] | None, kind: str
-    ) -> Raw:
+    ) -> Manifest:
         now = asyncio.get_running_loop().time()
         if now - self._info_at > _LOGIN_LASTS_S:
             self._info, self._info_at = find_connection(), now
@@ -166,7 +165,7 @@ class KubeClient:
             except ValueError:
                 # A proxy answered instead of the API server.
                 found = {"message": content[:200].decode(errors="replace")}
-            document: Raw = found if isinstance(found, dict) else {}
+            document: Manifest = found if isinstance(found, dict) else {}
             if response.status < 400:
                 return document
             if wait := response.headers.get("Retry-After", ""):
