@@ -59,10 +59,10 @@ def is_waiting_for_room(view: View) -> bool:
     head = view.live_head
     if head is None or not head.is_ready:
         return head is not None and (not head.is_scheduled or _volume_trouble(view) is not None)
-    refusals = (view.state.refusals.get(group.name) for group in view.groups)
     workers = (pod for pods in view.examined_workers.values() for pod in pods if pod.is_live)
-    return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
-        not pod.is_scheduled for pod in workers
+    return any(not pod.is_scheduled for pod in workers) or any(
+        refusal.kind in _SCHEDULING and owner in view.sizes and _is_missing(view, owner)
+        for owner, refusal in view.state.refusals.items()
     )
 
 

@@ -165,6 +165,16 @@ def test_workers_that_wait_for_room_are_waited_for() -> None:
     ends_after(world, 900)
 
 
+def test_room_that_is_not_wanted_any_more_holds_no_deadline() -> None:
+    world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
+    world.quota = len(world.pods)
+    world.apply(replicas=3)
+    assert world.condition("Scheduled") == "False/QuotaExceeded"
+    world.apply(replicas=2)
+    world.then.unready(world.live()[0].name)
+    ends_after(world, 900)
+
+
 def test_pause_and_suspension_hold_the_startup_deadline() -> None:
     world = without_its_head()
     world.edit(paused=True)
