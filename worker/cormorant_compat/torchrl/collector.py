@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from tensordict import TensorDictBase
 
-from cormorant_compat.arguments import Policy
+from cormorant_compat.arguments import Policy, plain
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.distant import execute_in_worker
 from cormorant_compat.torchrl.free_running import FreeRunning
@@ -344,7 +344,7 @@ class FleetCollector:
                 "nothing was published"
             )
         found: list[int] = []
-        for one in several:
+        for one in map(plain, several):
             is_number = isinstance(one, int) and not isinstance(one, bool)
             numbers = [i for i in sorted(known) if (one == i if is_number else str(one) == self._devices[i])]
             if not numbers:

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
@@ -356,6 +357,8 @@ def test_a_tensordict_of_weights_is_no_mapping_of_collectors() -> None:
     collector = Collector(envs(action="box"), Versioned(), frames_per_batch=4)
     collector.update_policy_weights_({0: TensorDict(numbered(5))})
     assert next(iter(collector))["action"][..., 0].unique().tolist() == [5.0]
+    collector.update_policy_weights_(numbered(6), worker_ids=np.int64(0))
+    assert next(iter(collector))["action"][..., 0].unique().tolist() == [6.0]
 
 
 def make() -> CountingEnv:
