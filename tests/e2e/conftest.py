@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, require_crd
-from cormorant_testing.operator_scene import Cli
-from cormorant_testing.stub_heads import StubHeads
+from cormorant_testing.operator_scene import Cli, StubHeads
 
 HERE = Path(__file__).parent
 

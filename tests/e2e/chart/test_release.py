@@ -21,11 +21,10 @@ import yaml
 from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
 from cormorant_testing.helm import CHART, Release, find, helm, render
 from cormorant_testing.kubectl import RESTRICTED, Kubelet, Namespace, restricted_pod, skip_without_cluster
-from cormorant_testing.operator_scene import Scene
+from cormorant_testing.operator_scene import Scene, StubHeads
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.real_job import Job
 from cormorant_testing.scripts import unused_port
-from cormorant_testing.stub_heads import StubHeads
 from manifest_making import collector_job
 
 CRD = "collectorjobs.cormorant.dev"
