@@ -128,7 +128,6 @@ class WeightPublisher:
             except BaseException:
                 self._forget(number)
                 raise
-            self._prune()
             log.info(
                 "weights_published",
                 version=number,
@@ -196,7 +195,6 @@ class WeightPublisher:
             for stored in new:
                 self._forget(stored.version)
             raise
-        self._prune()
 
     def restore(self) -> None:
         """Publish the weights of an earlier head's store, with their version, before the fleet collects: the newest of
@@ -235,7 +233,6 @@ class WeightPublisher:
             if version > self.store.newest:
                 self._verify(blob, ALL_MODELS)
                 self._put(_stored(blob, digest_of([blob.buffer]), version, author))
-                self._prune()
         self._kept(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
@@ -285,9 +282,6 @@ class WeightPublisher:
         self.store.accept(written)
         return written
 
-    def _prune(self) -> None:
-        self._writer.submit(self.store.remove, self.store.prune())
-
     def _forget(self, number: int) -> None:
         """Hide a version. The writer thread deletes its files before it stores anything else."""
         self.store.forget(number)
@@ -297,8 +291,8 @@ class WeightPublisher:
         return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
 
     def _kept(self, number: int) -> bool:
-        """Make a version visible to the next head, and flush it. False on failure, which becomes a warning of the
-        update: the version remains valid.
+        """Make a version visible to the next head, flush it, and then delete those that it replaces. False on failure,
+        which becomes a warning of the update: the version remains valid.
         """
         stored = self.store.version(number)
         limit_s = self._limit_s(0 if stored is None else stored.size_bytes)
@@ -314,6 +308,8 @@ class WeightPublisher:
             self.tracker.warn(number, warning)
             self._events.add("weights_not_durable", version=number, reason=warning)
             return False
+        finally:
+            self._writer.submit(self.store.remove, self.store.prune(number))
         return True
 
     def _current_etag(self, model: str) -> str:

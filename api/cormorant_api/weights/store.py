@@ -175,19 +175,20 @@ class WeightStore:
         with self._lock:
             self._versions = {**self._versions, stored.version: stored}
 
-    def prune(self) -> list[int]:
-        """Hide versions that newer ones replace, once the fleet has accepted those. Returns the hidden ones; `remove`
-        deletes their files.
+    def prune(self, number: int) -> list[int]:
+        """Hide versions that this one replaces, which the fleet has accepted; newer ones may still be refused. Returns
+        the hidden ones; `remove` deletes their files.
         """
         with self._lock:
-            kept = self._versions
+            older = {n: found for n, found in self._versions.items() if n <= number}
             wanted: set[int] = set()
-            for model in {name for found in kept.values() for name in found.models}:
-                holding = sorted(number for number, found in kept.items() if model in found.models)
+            for model in {name for found in older.values() for name in found.models}:
+                holding = sorted(n for n, found in older.items() if model in found.models)
                 wanted.update(holding[-self.keeps :])
                 wanted.update(() if self._policy is None else self._policy.versions_kept(model, holding))
-            self._versions = {number: found for number, found in kept.items() if number in wanted}
-        return [number for number in kept if number not in wanted]
+            hidden = [n for n in older if n not in wanted]
+            self._versions = {n: found for n, found in self._versions.items() if n not in hidden}
+        return hidden
 
     def forget(self, number: int) -> None:
         """Hide a version that the fleet refused. `remove` deletes its files."""

@@ -203,18 +203,28 @@ def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served,
     assert (again.status, again.json["version"], current(endless)) == (200, before + 1, before + 1)
 
 
-def test_publish_that_the_fleet_refuses_leaves_the_one_before_it(tmp_path: Path, monkeypatch: Any) -> None:
+def test_older_weights_are_deleted_once_newer_ones_are_used_and_kept(tmp_path: Path, monkeypatch: Any) -> None:
+    def keep(number: int) -> None:
+        publisher._writer.submit(lambda: None).result()
+        found.append(sorted(path.name for path in (tmp_path / "weights").iterdir()))
+        WeightStore.keep(publisher.store, number)
+
     def refuse(*_: object, **__: object) -> None:
         raise FleetError("no memory")
 
+    found: list[list[str]] = []
     job = make_job(num_envs=1, policy="versioned", action="box")
     with serve(job, directory=tmp_path, keep_versions=1) as served:
-        assert served.writer.put(PATH, weights_file(1)).status == 202
+        publisher = served.server.head.running.publisher
+        monkeypatch.setattr(publisher.store, "keep", keep)
+        for _ in range(2):
+            assert served.writer.put(PATH, weights_file(1)).status == 202
+        assert found == [["1.part"], ["1", "2.part"]]
         with monkeypatch.context() as broken:
             broken.setattr(served.fleet, "publish", refuse)
             assert served.writer.put(PATH, weights_file(2)).kind == "fleet-failed"
         assert served.reader.get(PATH).body == weights_file(1)
-    assert WeightStore(tmp_path, keeps=1).newest == 1
+    assert WeightStore(tmp_path, keeps=1).versions == [2]
 
 
 def test_a_publish_is_known_again_after_its_bytes_are_gone(endless: Served) -> None:

@@ -41,8 +41,8 @@ def version(number: int, **models: bytes) -> StoredVersion:
 def put(store: WeightStore, *versions: StoredVersion) -> WeightStore:
     for stored in versions:
         store.accept(store.write(stored))
-        store.remove(store.prune())
         store.keep(stored.version)
+        store.remove(store.prune(stored.version))
     return store
 
 
