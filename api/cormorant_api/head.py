@@ -90,8 +90,6 @@ class GroupSizes:
         self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
         self._empty: dict[str, tuple[int, ...]] = {}
         """Slots in which no worker is expected, by group; groups without such slots are left out."""
-        self._exact: set[str] = set()
-        """Groups that ever had such slots: the fleet gets their indices, because a size alone would keep a gap."""
         self._error = ""
 
     def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]]) -> None:
@@ -110,18 +108,17 @@ class GroupSizes:
                 raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
             asked = {name: tuple(sorted(set(found))) for name, found in empty_slots.items() if found}
             self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
-            self._exact |= asked.keys()
-            self.groups, sizes = wanted, dict[str, int | Collection[int]](wanted)
-            for name in self._exact & sizes.keys():
-                # The lowest free indices: 2 workers and slot 0 empty are (1, 2).
+            self.groups, slots = wanted, dict[str, tuple[int, ...]]()
+            for name, size in wanted.items():
+                # The lowest free indices, because a size alone would keep a gap: 2 workers and slot 0 empty are (1, 2).
                 free = (index for index in count() if index not in self._empty.get(name, ()))
-                sizes[name] = tuple(islice(free, wanted[name]))
+                slots[name] = tuple(islice(free, size))
             try:
-                self._fleet.resize(sizes, wait=False)
+                self._fleet.resize(slots, wait=False)
                 self._error = ""
             except CormorantError as error:
                 self._error = str(error)
-                log.warning("resize_failed", groups=sizes, reason=self._error)
+                log.warning("resize_failed", groups=wanted, reason=self._error)
 
     def describe(self, stats: FleetStats, *, paused: bool) -> DesiredReport:
         """The report for the operator; `paused` is the current `spec.paused`."""
