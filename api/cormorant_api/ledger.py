@@ -100,7 +100,7 @@ class Ledger:
         *,
         epoch: str,
         ack_within_s: float,
-        on_settled: Callable[[int], "Future[None]"] | None = None,
+        on_settled: Callable[[int], "Future[None]"],
         traces: "Traces | None" = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -311,8 +311,7 @@ class Ledger:
     # -- inside the lock ---------------------------------------------------------------------------------------
 
     def _settle(self) -> "Future[None]":
-        if self._on_settled is not None:
-            self._kept = self._on_settled(self._acked_frames + self._stale_frames)
+        self._kept = self._on_settled(self._acked_frames + self._stale_frames)
         return self._kept
 
     def _take_back(self, entry: Entry) -> None:

@@ -98,9 +98,7 @@ class HeadServer:
 
     def waits_for(self, stats: FleetStats) -> str:
         """Why no frames are collected; empty while they are."""
-        if not self.head.is_running or self.head.is_draining:
-            return ""
-        return wait_for_learner(self.head, stats)
+        return wait_for_learner(self.head, stats) if self.head.is_running else ""
 
     def start_fleet(
         self, options: FleetOptions, *, engine: Engine | None = None, make: Callable[..., WorkerFleet] = WorkerFleet

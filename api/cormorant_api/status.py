@@ -179,7 +179,7 @@ def _progressing(head: Head, stats: FleetStats) -> Condition:
     """Whether frames are being collected; otherwise, what the fleet waits for."""
     starting = sum(group.starting for group in stats.groups.values())
     serving = [group.name for group in head.job.spec.worker_groups if group.serves]
-    if (sentence := wait_for_learner(head, stats)) and not head.is_draining:
+    if sentence := wait_for_learner(head, stats):
         reason = "WaitingForConsumer"
     elif starting and not any(group.ready for group in stats.groups.values()):
         reason = "WaitingForWorkers"
@@ -194,11 +194,12 @@ def _progressing(head: Head, stats: FleetStats) -> Condition:
 
 
 def wait_for_learner(head: Head, stats: FleetStats) -> str:
-    """Message for a fleet that is idle because its queue is full and no consumer takes batches; empty otherwise. Does
-    not need `stats.workers`: the rate shows whether workers step.
+    """Message for a fleet that is idle because its queue is full and no consumer takes batches; empty otherwise, and
+    while draining. Does not need `stats.workers`: the rate shows whether workers step.
     """
     running = head.running
-    if stats.paused or not stats.queued_batches or running.feeder.num_waiting or head.rates.rate() > 0:
+    is_idle = not (stats.paused or head.is_draining or head.rates.rate() > 0)
+    if not is_idle or not stats.queued_batches or running.feeder.num_waiting:
         return ""
     consumers = running.ledger.consumers()
     if not consumers:

@@ -68,13 +68,13 @@ class UpdateTracker:
         self,
         *,
         apply_within_s: float,
+        on_result: Callable[[Update], None],
         clock: Callable[[], float] = time.monotonic,
-        on_result: Callable[[Update], None] | None = None,
     ) -> None:
         """`apply_within_s`: unpaused seconds after which a worker is late. `on_result`: called when an update is
         applied, late, failed or superseded.
         """
-        self._on_result = on_result or (lambda _: None)
+        self._on_result = on_result
         self.apply_within_s = apply_within_s
         self.notifier = AsyncNotifier()
         """Notified at every change."""

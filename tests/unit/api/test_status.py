@@ -3,6 +3,7 @@ plots (`Past`), which part of an observation is a picture, and what is sent of i
 """
 
 import io
+from concurrent.futures import Future
 from dataclasses import replace
 from itertools import pairwise
 from math import inf, isnan
@@ -54,8 +55,9 @@ def test_means_of_many_variants_are_computed_once(monkeypatch: pytest.MonkeyPatc
 def test_full_queue_without_consumer_waits(frames_now: int, num_waiting: int, queued: int, sentence: str) -> None:
     rates = sampled((0, make_stats(stepped_frames=100)), (5, make_stats(stepped_frames=frames_now)))
     feeder = SimpleNamespace(num_waiting=num_waiting)
-    running = SimpleNamespace(feeder=feeder, ledger=Ledger(epoch="e", ack_within_s=60))
-    head: Any = SimpleNamespace(rates=rates, running=running)
+    ledger = Ledger(epoch="e", ack_within_s=60, on_settled=lambda _: Future())
+    running = SimpleNamespace(feeder=feeder, ledger=ledger)
+    head: Any = SimpleNamespace(rates=rates, running=running, is_draining=False)
     # As `/v1/status` asks for them: without workers.
     assert wait_for_learner(head, make_stats(queued_batches=queued, workers=())) == sentence
 
