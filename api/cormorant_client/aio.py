@@ -53,6 +53,8 @@ class AsyncClient:
         self._client: Client = url if isinstance(url, Client) else connect(url, **options)
         self._stream: AsyncBatches[TensorDict] | None = None
         """Stream that `next_batch` reads."""
+        self._ending: Future[None] | None = None
+        """Ends the stream that `next_batch` read before."""
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
 
     weights = _in_thread(Client.weights)
@@ -158,7 +160,10 @@ class AsyncClient:
     async def __aexit__(self, kind: object, *rest: object) -> None:
         """Acknowledge the last batch of `next_batch` unless an error occurred, and close."""
         stream, self._stream = self._stream, None
+        ending, self._ending = self._ending, None
         try:
+            if ending is not None:
+                await asyncio.wrap_future(ending)
             if stream is not None:
                 await stream.__aexit__(kind, *rest)
         finally:
@@ -169,7 +174,7 @@ class AsyncClient:
         """Acknowledge the last batch of `next_batch` and release prefetched ones, in a thread."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            self._pool.submit(stream._end)
+            self._ending = self._pool.submit(stream._end)
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:
