@@ -5,7 +5,7 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +48,17 @@ class Api:
 
     port: int
     token: str = ""
-    headers: dict[str, str] = field(default_factory=dict)
 
-    def call(self, method: str, path: str, body: bytes | None = None, *, timeout: float = 60, **headers: str) -> Reply:
+    def call(self, method: str, path: str, body: Any = None, *, timeout: float = 60, **headers: str) -> Reply:
+        """Send bytes as they are, anything else as JSON."""
+        if body is not None and not isinstance(body, bytes):
+            body, headers = json.dumps(body).encode(), {"Content_Type": "application/json", **headers}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
         if self.token and "Authorization" not in sent:
             sent["Authorization"] = f"Bearer {self.token}"
         try:
-            connection.request(method, path, body, {**self.headers, **sent})
+            connection.request(method, path, body, sent)
             response = connection.getresponse()
             data = response.read()
             return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
@@ -67,14 +69,11 @@ class Api:
         return self.call("GET", path, **headers)
 
     def put(self, path: str, body: bytes | Mapping[str, Any], **headers: str) -> Reply:
-        if isinstance(body, bytes):
-            return self.call("PUT", path, body, **{"Content_Type": SAFETENSORS, **headers})
-        return self.call("PUT", path, json.dumps(body).encode(), Content_Type="application/json", **headers)
+        kind = {"Content_Type": SAFETENSORS} if isinstance(body, bytes) else {}
+        return self.call("PUT", path, body, **kind | headers)
 
     def post(self, path: str, document: Mapping[str, Any] | None = None, **headers: str) -> Reply:
-        if document is None:
-            return self.call("POST", path, **headers)
-        return self.call("POST", path, json.dumps(document).encode(), Content_Type="application/json", **headers)
+        return self.call("POST", path, document, **headers)
 
     def delete(self, path: str) -> Reply:
         return self.call("DELETE", path)
