@@ -35,14 +35,8 @@ class Judge:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, nested: Mapping[str, Any], *, batch_id: str = "") -> dict[str, Array]:
-        """Judge one batch `[B, T]` frame by frame, and keep what the end needs. Returns a copy of its frames.
-
-        Args:
-            nested: a TensorDict, or nested mappings of arrays.
-            batch_id: of a head; the same batch may be delivered again, with the same values.
-
-        Raises:
-            Finding: a value is not what it must be.
+        """Judge one batch `[B, T]` frame by frame, and keep what the end needs: a TensorDict, or nested mappings of
+        arrays. `batch_id`: of a head, which may deliver it again with the same values. Returns a copy of its frames.
         """
         frames = extract(nested)
         where = f"batch {batch_id or len(self._kept)}"
@@ -87,11 +81,7 @@ class Judge:
                 )
 
     def finish(self) -> None:
-        """Judge all frames together.
-
-        Raises:
-            Finding: ids, streams or the order within a trajectory are not what is promised.
-        """
+        """Judge all frames together: ids, streams, and the order within a trajectory."""
         if not self._kept:
             return
         f = {key: np.concatenate([frames[key] for frames in self._kept]) for key in self._kept[0]}
@@ -157,11 +147,7 @@ def extract(nested: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def compare(before: Mapping[str, Array], after: Mapping[str, Array], what: str) -> None:
-    """The same frames at two moments.
-
-    Raises:
-        Finding: they differ.
-    """
+    """The same frames at two moments. Raises Finding where they differ."""
     for name, values in before.items():
         if not np.array_equal(values, after[name], equal_nan=True):
             raise Finding(f"{what}, with another {name}: its memory was overwritten under its reader")

@@ -51,11 +51,7 @@ class World:
         self._is_full = False
 
     def run(self) -> None:
-        """Everything that the schedule says, and the calm after it.
-
-        Raises:
-            Finding: something that must never happen did.
-        """
+        """Do everything that the schedule says, and what brings calm after it."""
         self._begin()
         for step in self._plan.steps:
             time.sleep(step.after_s)
@@ -100,11 +96,7 @@ LIMIT_S = 40.0
 
 
 def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
-    """Call something in a thread of its own.
-
-    Raises:
-        Finding: it did not return in time.
-    """
+    """Call something in a thread of its own. Raises Finding where it does not return in time."""
     results: list[T] = []
     errors: list[BaseException] = []
 
