@@ -167,16 +167,16 @@ def test_head_that_accepts_nothing_for_a_while_is_not_gone() -> None:
 
 ORPHANS = """
 import subprocess, sys, time
-from cormorant_worker.supervisor import processes
-processes.adopt_orphans()
-child = processes.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
+from cormorant_worker.supervisor import pods
+pods.adopt_orphans()
+child = pods.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
                         {"PATH": "/usr/bin:/bin"}, watch_for="ready")
 while not child.has_said:
     time.sleep(0.01)
 time.sleep(0.3)
-processes.reap([child.pid])
-print(sorted(process.name() for process in processes.descendants()))
-print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), child.output_tail())
+pods.reap([child.pid])
+print(sorted(process.name() for process in pods.descendants()))
+print(pods.kill_all([child.pid]), child.poll(), pods.descendants(), child.output_tail())
 """
 
 

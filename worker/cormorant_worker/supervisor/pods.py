@@ -10,11 +10,15 @@ COMMAND imports what it needs -> Ray answers: the ready file appears -> COMMAND 
                               -> Ray ends                            -> COMMAND is killed -> 1, or 4
 """
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,10 +27,9 @@ import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused
 from cormorant_worker.pod_files import ACTOR_TITLE, PodFile, explain_end
-from cormorant_worker.supervisor import processes, ray_command
+from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose, has_starved
 from cormorant_worker.supervisor.probes import PodState
-from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 log = structlog.get_logger()
@@ -60,6 +63,12 @@ _FAILED, _STARVED = 1, 4
 _NICE = 5
 """Niceness of the head's command: Ray beside it gets CPU time first."""
 
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 10.0
+_TAIL_LINES = 100
+_SIGNAL_BASE = 128
+"""A process that signal n ended has the exit code 128 + n."""
+
 
 class WorkerPod:
     def __init__(self, settings: WorkerSettings, signals: Sequence[int], state: PodState) -> None:
@@ -75,7 +84,7 @@ class WorkerPod:
         this pod's Ray version too often, PodBlocked where no worker can run in this pod, or its token was refused too
         often.
         """
-        processes.adopt_orphans()
+        adopt_orphans()
         # Whatever lies there is another pod's: this one has just begun.
         self._forget_ray()
         shutil.rmtree(self._settings.ray.path(PodFile.KEPT), ignore_errors=True)
@@ -175,13 +184,13 @@ class WorkerPod:
 
     def _look_around(self) -> None:
         self._state.ticked = time.monotonic()
-        processes.reap([self._ray.pid] if self._ray is not None else [])
+        reap([self._ray.pid] if self._ray is not None else [])
         time.sleep(_TICK_S)
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
         self._watch.close()
-        processes.kill_all([self._ray.pid] if self._ray is not None else [])
+        kill_all([self._ray.pid] if self._ray is not None else [])
         if self._ray is not None:
             self._ray.poll()
             self._ray = None
@@ -195,7 +204,7 @@ class WorkerPod:
 
 def _has_actor() -> bool:
     """Whether a worker's actor runs in this pod."""
-    for process in processes.descendants():
+    for process in descendants():
         with suppress(psutil.Error):
             if process.cmdline()[:1] and process.cmdline()[0].startswith(ACTOR_TITLE):
                 return True
@@ -204,7 +213,7 @@ def _has_actor() -> bool:
 
 def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[int], *, last_words: Path | None) -> int:
     """Run the command beside a Ray head. Returns the exit code; nothing is left of Ray then."""
-    processes.adopt_orphans()
+    adopt_orphans()
     shutil.rmtree(settings.folder, ignore_errors=True)
     settings.path(PodFile.READY).unlink(missing_ok=True)
     environment = ray_command.ray_environment(os.environ, settings)
@@ -232,21 +241,21 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
                 process.kill()
                 process.wait()
                 return _explain_end(ray, last_words, is_ready=is_ready)
-            processes.reap(known)
+            reap(known)
             time.sleep(_TICK_S)
         if code in _BY_RAY and is_ready:
             deadline = time.monotonic() + _RAY_ENDS_S
             while ray.poll() is None and time.monotonic() < deadline:
-                processes.reap(known)
+                reap(known)
                 time.sleep(_TICK_S)
             if has_starved(ray.output_tail()):
                 return _explain_end(ray, last_words, is_ready=True)
         return code
     finally:
-        processes.kill_all(known)
+        kill_all(known)
 
 
-def _explain_end(ray: Child, last_words: Path | None, *, is_ready: bool) -> int:
+def _explain_end(ray: "Child", last_words: Path | None, *, is_ready: bool) -> int:
     words, code = ray.output_tail(), ray.poll()
     is_starved = code is None or has_starved(words)
     if is_starved:
@@ -265,3 +274,104 @@ def _explain_end(ray: Child, last_words: Path | None, *, is_ready: bool) -> int:
     log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
     explain_end(last_words, reason)
     return _STARVED if is_starved else _FAILED
+
+
+# -- duties of process 1: its children are reaped and never survive it ---------------------------------------------
+
+
+class Child:
+    """A process whose output is read continuously; its last lines are kept."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, watch_for: str) -> None:
+        """Start it. `watch_for`: `has_said` becomes true when a line of its output contains this."""
+        self.has_said = False
+        self.started = time.monotonic()
+        self._watch_for = watch_for
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, name="ray-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, 128 + n after signal n; None while it runs."""
+        return exit_code(self._process.poll())
+
+    def lived_s(self) -> float:
+        return time.monotonic() - self.started
+
+    def output_tail(self) -> str:
+        """Last lines of its output, complete once it has ended."""
+        if self._process.poll() is not None:
+            self._reader.join(1.0)  # what it started may hold the pipe open for longer
+        return "\n".join(tuple(self._tail))
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if self._watch_for in line:
+                self.has_said = True
+            if line.strip():
+                self._tail.append(line.rstrip())
+
+
+def exit_code(code: int | None) -> int | None:
+    """A subprocess's return code as shells and Kubernetes write it."""
+    return code if code is None or code >= 0 else _SIGNAL_BASE - code
+
+
+def adopt_orphans() -> None:
+    """Become the parent of orphans of children, as process 1 always is. Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(known: Sequence[int]) -> None:
+    """Reap ended children that no other code waits for. `known`: process ids that other code waits for."""
+    with suppress(ChildProcessError):
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return  # one system call, ten times a second; scanning all processes costs more
+    # `waitid` shows only one of the ended at a time, and always the same until it is reaped.
+    for pid in [process.pid for process in psutil.Process().children() if _is_zombie(process)]:
+        if pid not in known:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def kill_all(known: Sequence[int]) -> bool:
+    """Kill every descendant process. False: some were left after ten seconds."""
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        reap(known)
+        left = [process for process in descendants() if process.pid not in known or not _is_zombie(process)]
+        if not left:
+            return True
+        for process in left:
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
+    return False
+
+
+def descendants() -> list[psutil.Process]:
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True
