@@ -119,11 +119,11 @@ class EpisodePool:
                 if known != number:
                     self.given_up += 1
                     pieces = []
-                pieces.append(piece)
                 if bool(piece["next", "done"][-1].any()):
-                    self._ended.append(torch.cat(pieces))
+                    self._ended.append(torch.cat([*pieces, piece]))
                 else:
-                    self._open[env] = number, pieces
+                    # A copy: the piece itself would keep the whole batch.
+                    self._open[env] = number, [*pieces, piece.clone()]
         while len(self._ended) >= self._num_episodes:
             self._complete(self._num_episodes)
 

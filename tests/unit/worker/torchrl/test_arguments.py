@@ -440,6 +440,14 @@ def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
     assert pool.given_up == 1
 
 
+def test_open_episode_keeps_its_own_frames_alone() -> None:
+    pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
+    batch = frames([[1] * 10] + [[2] * 10] * 99, [[False] * 10] + [[False] * 9 + [True]] * 99)
+    pool.add(batch, range(100))
+    ((_, (piece,)),) = pool._open.values()
+    assert piece["n"].untyped_storage().nbytes() == 10 * 8, "not those of all others beside it"
+
+
 def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
     no, yes = False, True
