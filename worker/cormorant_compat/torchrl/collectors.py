@@ -20,7 +20,7 @@ from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.plan import CollectionPlan, Maker, Mode, count_collectors, is_env, share_out
+from cormorant_compat.torchrl.plan import CollectionPlan, Maker, Mode, count_collectors, share_out
 from cormorant_compat.torchrl.settings import (
     LocalKeywords,
     MakerKeywords,
@@ -192,14 +192,6 @@ class MultiAsyncCollector(_MultiCollector):
 
 class AsyncCollector(MultiAsyncCollector):
     """One collector in its own process, which keeps collecting while the learner learns."""
-
-    def __init__(
-        self,
-        create_env_fn: "Environment | Sequence[Environment]",
-        policy: "Policy | None" = None,
-        **kwargs: Unpack[OneCollectorKeywords],
-    ) -> None:
-        super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
 
 
 SyncDataCollector = Collector

@@ -100,7 +100,7 @@ class Maker:
         self.device = ""
         """Torch device of a TorchRL environment; empty: as it was made."""
         self._kwargs = dict(kwargs or {})
-        self._is_env = is_env(maker)
+        self._is_env = isinstance(maker, gymnasium.Env) or is_torchrl_env(maker)
         if self._is_env and self._kwargs:
             raise TypeError(
                 f"env_kwargs {self._kwargs} were given with an environment that is built already "
@@ -212,11 +212,6 @@ def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
     for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
         for maker in own:
             maker.device = device
-
-
-def is_env(value: object) -> bool:
-    """True for an environment, TorchRL's or gymnasium's."""
-    return isinstance(value, gymnasium.Env) or is_torchrl_env(value)
 
 
 def is_torchrl_env(value: object) -> bool:
