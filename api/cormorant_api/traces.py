@@ -65,7 +65,9 @@ class Traces:
         with self._lock:
             self._publishes[version] = root, began, time.monotonic()
             if len(self._publishes) > _MOST:
-                self._publishes.popitem(last=False)[1][0].end()
+                oldest, _, _ = self._publishes.popitem(last=False)[1]
+                if oldest.is_recording():
+                    oldest.end()
 
     def update_ended(self, update: Update) -> None:
         """Write all spans of a publish that is applied, failed or superseded, from the times in its update."""

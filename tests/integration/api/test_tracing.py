@@ -8,6 +8,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from cormorant_api.errors import HeadFault
 from cormorant_api.head import open_traces
+from cormorant_contract.rest.updates import UpdateTimings, WorkerCounts
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import Server, unused_port
@@ -146,6 +148,20 @@ def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp
             batch = served.reader.get("/v1/batches/next?wait=30")
             assert batch.status == 200, batch
             served.reader.ack(batch)
+
+
+def test_publish_that_is_forgotten_ends_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("cormorant_api.traces._MOST", 1)
+    traces = open_traces(job="a", namespace="b")
+    assert traces is not None
+    ended: Any = SimpleNamespace(state="applied", timings=UpdateTimings(), receipts=(), error="")
+    ended.workers = WorkerCounts(total=0, acked=0, failed=0)
+    for ended.version in (1, 2):
+        traces.staged(ended.version, {}, began=0.0)
+        traces.update_ended(ended)
+    assert [line.getMessage() for line in caplog.records if "ended span" in line.getMessage()] == []
+    traces.close()
 
 
 def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
