@@ -78,7 +78,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-_BACKLOG = 1024
+BACKLOG = 1024
 _early: dict[tuple[str, int], socket.socket] = {}
 
 
@@ -90,7 +90,7 @@ def listen_early(host: str, *ports: int) -> None:
     try:
         for port in filter(None, ports):
             made[host, port] = bound(host, port)
-            made[host, port].listen(_BACKLOG)
+            made[host, port].listen(BACKLOG)
     except BaseException:
         for early in made.values():
             early.close()

@@ -19,7 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.bodies import ABORT_KEY, LEAVING_KEY
 from cormorant_api.http.problems import answer
-from cormorant_api.settings import HeadSettings, bound
+from cormorant_api.settings import BACKLOG, HeadSettings, bound
 from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
@@ -27,7 +27,6 @@ log = structlog.get_logger()
 
 _START_S = 20.0
 _KEEP_ALIVE_S = 75
-_BACKLOG = 1024
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
 _REST_WITHIN_S = 10.0
@@ -55,7 +54,7 @@ class Listener:
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(settings.grace_s)),
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
