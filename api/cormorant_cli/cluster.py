@@ -20,7 +20,7 @@ import yaml
 
 from cormorant_cli.errors import BadInput, CommandFailed, NotAllowed, ObjectMissing, installed
 from cormorant_contract.children import api_path
-from cormorant_contract.sentences import did_you_mean
+from cormorant_contract.errors import did_you_mean
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

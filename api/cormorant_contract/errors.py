@@ -15,9 +15,10 @@ CormorantError
 ManifestError          a manifest, or one document of it, is not a CollectorJob; carries every problem found
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 
 class CormorantError(RuntimeError):
@@ -145,3 +146,10 @@ def needs(extra: str) -> Iterator[None]:
         if not error.name or error.name.startswith("cormorant"):
             raise
         raise ImportError(missing_library(error, extra, what="this part of cormorant"), name=error.name) from None
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "", cutoff: float = 0.6) -> str:
+    """End of a sentence about an unknown name; `otherwise` if no known name resembles it, ignoring case."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    found = [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
+    return f"; did you mean {' or '.join(found)}?" if found else otherwise

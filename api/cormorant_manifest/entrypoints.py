@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from cormorant_contract.env import Variant
-from cormorant_contract.errors import Problem
+from cormorant_contract.errors import Problem, did_you_mean
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.sentences import did_you_mean
 
 Location = tuple[str | int, ...]
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

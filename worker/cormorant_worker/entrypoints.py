@@ -4,9 +4,10 @@ Environment processes import this, so it needs neither torch nor pydantic.
 """
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
+from cormorant_contract.errors import did_you_mean
 from cormorant_worker.errors import EnvBuildError, PolicyLoadError
 
 
@@ -42,10 +43,3 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
     if not callable(found):
         raise refused(f"{entrypoint} is a {type(found).__name__}; the {what} entrypoint must be callable")
     return found  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    # The contract imports pydantic, which takes 0.4 s: only for those who have made a mistake.
-    from cormorant_contract.sentences import did_you_mean
-
-    return did_you_mean(name, known)

@@ -11,7 +11,7 @@ import torch
 
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
 from cormorant_contract.base import COUNT_MAX
-from cormorant_contract.sentences import did_you_mean
+from cormorant_contract.errors import did_you_mean
 from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.policy.exploration import ExplorationType

@@ -10,8 +10,8 @@ import torch
 
 from cormorant_contract.collection import Collection, Normalize
 from cormorant_contract.env import Recycle
+from cormorant_contract.errors import did_you_mean
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides

@@ -20,7 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from cormorant_contract.sentences import did_you_mean
+from cormorant_contract.errors import did_you_mean
 from cormorant_worker.envs.envpool_players import PlayersPool, group_players, spaces_of_players
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv

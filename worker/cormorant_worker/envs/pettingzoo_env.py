@@ -23,8 +23,9 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
+from cormorant_contract.errors import did_you_mean
 from cormorant_worker.action_mask import ACTION_MASK, mask_length
-from cormorant_worker.entrypoints import did_you_mean, load_object
+from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import EnvFactory, check_same, construct, has_agents, name_of, words_of
 from cormorant_worker.envs.info import InfoField
