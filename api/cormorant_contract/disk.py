@@ -24,9 +24,10 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666) -> None:
+def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666, is_first: bool = False) -> None:
     """Create or replace a file. After a power failure, and after an OSError, either the old or the new file is
-    complete; after this returns, the new one. Several processes may write the same file.
+    complete; after this returns, the new one. Several processes may write the same file. `is_first`: a file that exists
+    stays as it is.
     """
     draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PART}")
     try:
@@ -36,7 +37,11 @@ def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666) ->
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        draft.replace(path)
+        if is_first:
+            with contextlib.suppress(FileExistsError):
+                path.hardlink_to(draft)
+        else:
+            draft.replace(path)
     finally:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)

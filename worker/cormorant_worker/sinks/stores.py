@@ -35,7 +35,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
-from cormorant_contract.disk import sync_path, write_all
+from cormorant_contract.disk import sync_path, write_all, write_durably
 
 T = TypeVar("T")
 
@@ -86,18 +86,7 @@ class LocalStore:
     def write_root_once(self, name: str, data: bytes) -> None:
         """Write a file at the root, durably and atomically; the first writer wins."""
         self.root.mkdir(parents=True, exist_ok=True)
-        draft = self.root / f".{name}.{os.getpid()}"
-        try:
-            with draft.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            # A hard link makes it appear whole, and only if there is none.
-            with suppress(FileExistsError):
-                os.link(draft, self.root / name)
-            sync_path(self.root)
-        finally:
-            draft.unlink(missing_ok=True)
+        write_durably(self.root / name, data, is_first=True)
 
     def root_files(self) -> list[str]:
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_file())
