@@ -99,8 +99,8 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ),
         ("envs/restarts.py", "not in self._used:", "is not None:", "envs"),
         ("envs/restarts.py", "1 if crash.steps else self._barren[row] + 1", "1", "envs"),
-        ("sinks/verify.py", "if digest != record.sha256:", "if False:", "sinks/test_verify.py"),
-        ("sinks/verify.py", "if counted != noted:", "if False:", "sinks/test_verify.py"),
+        ("sinks/verify.py", "if digest != record.sha256:", "if False:", "sinks/test_shards.py"),
+        ("sinks/verify.py", "if counted != noted:", "if False:", "sinks/test_shards.py"),
         (
             "sinks/shards.py",
             "min(shard.min_version, ",

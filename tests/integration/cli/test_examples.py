@@ -14,11 +14,12 @@ import safetensors.torch
 import torch
 from examples.torch_cartpole import TorchCartPole
 
-from cormorant import load_job, make_collector
+from cormorant import load_job, make_collector, open_fleet
 from cormorant_cli import __main__ as entry
 from cormorant_cli.commands.validate import judge
-from cormorant_testing.commands import START_S, Started
+from cormorant_testing.commands import START_S, Started, Written
 from cormorant_testing.scripts import until, unused_port
+from cormorant_worker.errors import ManifestError, UnknownEnv
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
@@ -156,3 +157,34 @@ def numbers_of(script: str, *arguments: str, timeout_s: float) -> list[float]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
     assert done.returncode == 0, done.stdout + done.stderr
     return [float(number) for number in list(re.finditer(LEARNERS[script], done.stdout, re.MULTILINE))[-1].groups()]
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.timeout(3 * START_S)
+def test_a_fleet_from_a_path_finds_its_policy_beside_it(write: Written, tmp_path: Path) -> None:
+    (tmp_path / "beside_policies.py").write_text(
+        "from cormorant.policies import mlp\ndef make(o, a):\n    return mlp(o, a, hidden=[8])\n"
+    )
+    collection = {"framesPerBatch": 64, "totalFrames": 300}
+    with open_fleet(write(collection=collection, policy={"entrypoint": "beside_policies:make"}), workers=1) as fleet:
+        frames = [batch.numel() for batch in fleet.batches()]
+    assert frames == [64, 64, 64, 64, 44]
+
+
+def test_one_of_several_jobs_is_chosen_by_name(write: Written) -> None:
+    path = write()
+    path.write_text(path.read_text() + "---\n" + path.read_text().replace("name: small", "name: other"))
+    with pytest.raises(ManifestError, match=r"holds 2 CollectorJobs \(small, other\); choose one by its name"):
+        load_job(path)
+    with pytest.raises(ManifestError, match='holds no CollectorJob named "third"'):
+        load_job(path, name="third")
+    assert load_job(path, name="other").metadata.name == "other"
+
+
+def test_an_unknown_task_is_refused_before_any_worker_starts(write: Written) -> None:
+    with pytest.raises(UnknownEnv, match='EnvPool has no task "Pnog-v5"; did you mean Pong-v5'):
+        open_fleet(write(env={"envpool": {"taskId": "Pnog-v5", "numEnvs": 4}}))

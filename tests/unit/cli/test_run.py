@@ -1,15 +1,251 @@
-"""What `cormorant run` refuses before it imports the worker, and how it finds the job."""
+"""What `cormorant run` refuses before it imports the worker, and what a run looks like: rates, lines, JSON."""
 
+import io
 import json
+import math
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from cormorant_cli import __main__ as entry
 from cormorant_cli.commands.run import translated_errors
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
+from cormorant_cli.progress import (
+    JsonDisplay,
+    LiveDisplay,
+    PlainDisplay,
+    Rate,
+    RunPlan,
+    Snapshot,
+    Summary,
+    summary_lines,
+)
+from cormorant_testing.stats import make_stats
 from cormorant_worker.errors import WorkerFailed
+from cormorant_worker.fleet.slot import WorkerStats
+
+PLAN = RunPlan(
+    job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"
+)
+WORKER = WorkerStats(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, pid=1, env_restarts=0)  # type: ignore[arg-type]  # a plain number
+
+
+def snapshot(waits_for: str = "", **changed: Any) -> Snapshot:
+    workers = (WORKER, replace(WORKER, name="cpu-1", phase="storing"))
+    stats = {"frames": 50_000, "total_frames": 200_000, "version": 3, "queued_batches": 1, "workers": workers}
+    return Snapshot(fleet=make_stats(**(stats | changed)), fps=8123.4, waits_for=waits_for)
+
+
+OURS = "/usr/lib/python3.11/site-packages/cormorant_worker"
+OF_THE_USER = """Traceback (most recent call last):
+  File "/home/me/policy.py", line 4, in act
+    return network(observation)
+  File "/usr/lib/python3.11/site-packages/torch/nn/linear.py", line 125, in forward
+    return F.linear(input, self.weight)
+RuntimeError: shapes do not fit"""
+TRACEBACK = OF_THE_USER.replace(
+    "last):\n", f'last):\n  File "{OURS}/policy/actor.py", line 9, in _try\n    self.call()\n'
+)
+TRACEBACK += f"""
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+  File "{OURS}/worker/runtime.py", line 114, in run
+cormorant_worker.errors.PolicyError: the policy raised RuntimeError"""
+CHAINED = f"{OF_THE_USER}\n\nDuring handling of the above exception, another exception occurred:\n\n"
+READY = {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
+PLAYED: dict[str, Any] = {"episodes": 5, "recent_returns": (1.0, 2.0), "recent_lengths": (20, 20)}
+STATS = make_stats(
+    frames=200_000, total_frames=200_000, episodes=250, recent_returns=(-20.5,), recent_lengths=(812, 812, 812, 813)
+).summary()
+SUMMARY = Summary(
+    reason="done", stats=STATS, new_frames=150_000, seconds=20.0, fps=7500.0, dataset="data/pong",
+    dataset_bytes=3 * 1024 * 1024,
+)  # fmt: skip
+
+
+def test_rate_looks_at_the_last_seconds_only() -> None:
+    rate = Rate(window_s=10)
+    assert rate.observe(0, 0) == 0
+    assert rate.observe(1, 100) == 100
+    assert rate.observe(10, 1000) == 100
+    assert rate.observe(20, 1000) == 0
+
+
+def test_fewer_workers_than_in_the_manifest_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay().begin(replace(PLAN, replicas=40))
+    assert "; 2 of the manifest's 40 workers, one per core (--workers 40 starts all) into" in capsys.readouterr().out
+
+
+def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    display.begin(PLAN)
+    display.progress(snapshot())
+    display.progress(snapshot(**PLAYED, dropped={"crash": 1200, "stale": 7}, restarts=1))
+    dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
+    amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
+    assert capsys.readouterr().out.splitlines() == [
+        "pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; 2 workers into data/pong",
+        "starting 2 workers: importing PyTorch and the environments takes 5 to 30 s ...",
+        f"{amount}, 0 episodes, policy version 3, {workers}",
+        f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
+    ]
+
+
+def test_line_and_summary_have_the_metrics_that_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    display.progress(snapshot(**PLAYED, recent_metrics={"success": (0.625,), "lives": (math.nan,)}))
+    display.end(replace(SUMMARY, stats=replace(STATS, metric_means={"success": 0.625, "lives": None})))
+    out = capsys.readouterr().out
+    assert "return 1.50, length 20.0, success 0.625, policy version 3" in out
+    assert "over the last 100; success 0.625\n" in out
+
+
+def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    nobody = snapshot("waiting for a learner: no consumer has asked for batches yet")
+    later = [snapshot(f"waiting for a learner: the last one asked for batches {s} s ago") for s in (3, 6)]
+    for shown in (nobody, nobody, snapshot(), *later, nobody):
+        display.progress(shown)
+    lines = capsys.readouterr().out.splitlines()
+    amount = "(50,000 of 200,000 frames (25%))"
+    assert lines[0] == f"waiting for a learner: no consumer has asked for batches yet {amount}"
+    assert lines[1].startswith("50,000 of 200,000 frames (25%), 8,123 frames/s")
+    assert lines[2:] == [f"{later[0].waits_for} {amount}", f"{nobody.waits_for} {amount}"]
+
+
+def test_warning_is_repeated_only_when_it_is_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    for restarts in (10, 40, 70, 120, 180):
+        display.progress(snapshot(env_failures=f"environments keep failing: {restarts} restarts\nTraceback"))
+    display.progress(snapshot(env_failures="environments keep failing: 10 restarts; another cause"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].startswith("50,000 of 200,000 frames"), "below its warning"
+    assert [line for line in lines if line.startswith("warning: ")] == [
+        "warning: environments keep failing: 10 restarts",
+        "warning: environments keep failing: 120 restarts",
+        "warning: environments keep failing: 10 restarts; another cause",
+    ]
+
+
+def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "http://127.0.0.1:8000"
+    where = {"page": f"{url}/#token=secret", "token_file": "head/tokens.json"}
+    PlainDisplay().serving(url, **where)
+    assert capsys.readouterr().out.splitlines() == [
+        "live page: http://127.0.0.1:8000/#token=secret",
+        "REST API: http://127.0.0.1:8000; tokens are in head/tokens.json",
+    ]
+    JsonDisplay().serving(url, **where)
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"event": "serving", "url": "http://127.0.0.1:8000", "token_file": "head/tokens.json"}
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    display = JsonDisplay()
+    display.begin(PLAN)
+    display.progress(snapshot())
+    display.log({"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2})
+    display.log({"event": "worker_traceback", "exception": TRACEBACK.replace("/home/me", OURS)})  # for --debug only
+    display.end(SUMMARY)
+    display.fail("it broke\nbadly", 1)
+    said = capsys.readouterr()
+    started, progress, finished, failed = map(json.loads, said.out.splitlines())
+    assert started["workers"] == 2
+    assert progress["mean_return"] is None
+    assert [worker["phase"] for worker in progress["workers"]] == ["stepping", "storing"]
+    assert (finished["event"], finished["reason"], finished["dataset_bytes"]) == ("finished", "done", 3 * 1024 * 1024)
+    assert failed == {"event": "failed", "message": "it broke\nbadly", "exit_code": 1}
+    assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
+
+
+def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
+    display.begin(PLAN)
+    display.progress(snapshot(**PLAYED))
+    display.log({"event": "worker_lost", "level": "warning", "reason": "[red]killed[/red]"})
+    display.end(SUMMARY)
+    display.close()
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
+    assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
+    assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
+    assert drawn.index("warning: worker lost: [red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
+    assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
+    assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (READY, "worker cpu-0 is ready after 4.2 s\n"),
+        ({"event": "head_ready", "level": "info", "url": "x"}, ""),
+        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker lost (frames 64)\n"),
+        ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback\n"),
+        ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK}, f"{OF_THE_USER}\n"),
+        ({"event": "worker_traceback", "level": "warning", "exception": TRACEBACK.replace("/home/me", OURS)}, ""),
+        (
+            {"event": "worker_traceback", "level": "error", "exception": CHAINED + TRACEBACK},
+            CHAINED + OF_THE_USER + "\n",
+        ),
+        ({"event": "restarted", "level": "warning", "exception": TRACEBACK}, f"warning: restarted\n{OF_THE_USER}\n"),
+    ],
+)
+def test_log_is_sentences_each_once_and_raw_where_asked(
+    event: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    display = PlainDisplay()
+    display.log(event)
+    display.log({**event, "level": "warning"} if line.startswith("warning") else {})
+    assert capsys.readouterr().err == line
+    PlainDisplay(is_verbose=True).log(event)
+    assert str(event["event"]) in capsys.readouterr().err
+
+
+RATE, EPISODES = (
+    ": 7,500 frames/s over 20.0 s with all workers",
+    "250 episodes; mean return -20.50 and mean length 812.2",
+)
+KEPT, NEXT = "dataset: data/pong, 200,000 frames,", "next: cormorant dataset verify data/pong"
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({}, [f"collected 150,000 frames{RATE}", f"{EPISODES} over the last 100", f"{KEPT} 3.0 MiB", NEXT]),
+        (
+            {"reason": "interrupted", "dataset": "", "stats": replace(STATS, dropped={"drain": 64})},
+            [
+                f"stopped after 150,000 frames{RATE}",
+                f"{EPISODES} over the last 100",
+                "dropped frames: 64 (drain)",
+                "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
+            ],
+        ),
+        (
+            {"new_frames": 64, "fps": 0.0, "dataset_bytes": 64, "stats": replace(STATS, episodes=0, mean_return=None)},
+            ["collected 64 frames before all workers had started", "0 episodes", f"{KEPT} 64 bytes", NEXT],
+        ),
+        (
+            {"reason": "already_complete", "new_frames": 0},
+            [
+                "nothing to do: the dataset at data/pong already has 200,000 frames",
+                "to collect more, raise totalFrames (now 200,000) or change output.dataset.uri",
+            ],
+        ),
+    ],
+    ids=["done", "interrupted", "soon_done", "already_complete"],
+)
+def test_summary(changed: dict[str, Any], lines: list[str]) -> None:
+    assert summary_lines(replace(SUMMARY, **changed)) == lines
+
 
 JOB = """
 apiVersion: cormorant.dev/v1alpha1

@@ -1,13 +1,20 @@
-"""What a submission sends: what the user wrote, and nothing that the user did not."""
+"""What a submission sends: what the user wrote, and nothing that the user did not; a folder of code as a ConfigMap."""
 
+import base64
+import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.commands.submit import code_name, document_of, obstacle_of
+from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, document_of, obstacle_of, read_code
+from cormorant_cli.errors import BadInput
+from cormorant_contract.children import CODE_ARCHIVE
 from cormorant_manifest.reader import parse_jobs
+from manifest_making import collector_job
 
 MANIFEST = """
 apiVersion: cormorant.dev/v1alpha1
@@ -81,3 +88,80 @@ def test_job_waits_for_what_its_first_bad_condition_says() -> None:
     ]
     assert obstacle_of({"status": {"conditions": conditions}}) == "Unschedulable: 0/1 nodes are available"
     assert obstacle_of({"status": {"conditions": conditions[:1]}}) == ""
+
+
+JOB = collector_job("pong", {}, namespace="rl", uid="u1")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "code"
+    (found / "my_pkg" / "deep").mkdir(parents=True)
+    (found / "my_policies.py").write_text("WHO = 'a module'\n")
+    (found / "table.bin").write_bytes(b"\xff\x00\x01")
+    (found / "my_pkg" / "__init__.py").write_text("")
+    (found / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'a package'\n")
+    (found / "my_pkg" / "__pycache__").mkdir()
+    (found / "my_pkg" / "__pycache__" / "deep.pyc").write_bytes(b"x")
+    (found / ".git").mkdir()
+    (found / ".git" / "config.py").write_text("secret")
+    return found
+
+
+def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
+    manifest = code_manifest(read_code(folder), JOB)
+    assert manifest["data"] == {"my_policies.py": "WHO = 'a module'\n"}
+    assert sorted(manifest["binaryData"]) == [CODE_ARCHIVE, "table.bin"]
+    assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
+    assert manifest["immutable"] is True
+    (owner,) = manifest["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
+    assert len(code_name(read_code(folder), "p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
+
+
+def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    for name, data in read_code(folder).items():
+        (mounted / name).write_bytes(data)
+    path = f"{mounted}:{mounted}/{CODE_ARCHIVE}"
+    code = "import my_policies, my_pkg.deep; print(my_policies.WHO, my_pkg.deep.WHO)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "a module a package\n", done.stderr
+
+
+def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    (copy / "my_pkg" / "deep").mkdir(parents=True)
+    for path in ("my_pkg/deep/__init__.py", "my_pkg/__init__.py", "table.bin", "my_policies.py"):
+        (copy / path).write_bytes((folder / path).read_bytes())
+    first = read_code(folder)
+    assert read_code(copy) == first
+    (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
+    assert code_name(read_code(copy), "pong") != code_name(first, "pong")
+
+
+def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> None:
+    (folder / "my_pkg" / "weights.bin").write_bytes(random.Random(7).randbytes(MOST_BYTES))
+    with pytest.raises(
+        BadInput, match=r"do not fit a ConfigMap.* 1,048,576; the largest are my_pkg/weights\.bin 1,048"
+    ):
+        read_code(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: None, "no such folder"),
+        (lambda path: path.write_text(""), "is a file; name its folder"),
+        (lambda path: path.mkdir(), "no Python files found"),
+        (lambda path: (path.mkdir(), (path / "my code.py").write_text("")), "cannot be a key of a ConfigMap"),
+    ],
+)
+def test_what_is_no_folder_of_code_is_refused(tmp_path: Path, make, sentence: str) -> None:
+    path = tmp_path / "code"
+    make(path)
+    with pytest.raises(BadInput, match=sentence):
+        read_code(path)

@@ -1,0 +1,313 @@
+"""An API server on a real socket: what it may answer besides an object; which head is meant, and whose token it gets;
+connections to a head by forwarded ports, each a web socket, as a real server has them.
+"""
+
+import gc
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.server import Server, ServerConnection, serve
+
+import cormorant
+from cormorant_cli.__main__ import run
+from cormorant_cli.cluster import Cluster, Raw
+from cormorant_cli.connection import Connection, head_pod
+from cormorant_cli.errors import BadInput, NoHead
+from cormorant_cli.printing import told_when_slow
+from cormorant_client import BadAddress, HeadUnreachable
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
+
+
+def refusal(status: int, **members: object) -> Say:
+    return Say(status, json.dumps({"kind": "Status", "status": "Failure", **members}).encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "sentence"),
+    [
+        (refusal(401, message="Unauthorized"), 1, "does not accept the credentials of context here"),
+        (refusal(403, message="User ann cannot list jobs"), 1, "permission denied: User ann cannot list jobs; ask the"),
+        (refusal(422, message="spec.env is fixed"), 2, "the API server rejected the request: spec.env is fixed"),
+        (refusal(429, message="too many requests"), 1, "is busy: too many requests; try again"),
+        (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
+        (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
+        (Say(404, b"404 page not found"), 1, "CollectorJob is not installed in the cluster at"),
+        (Say(breaks=True), 1, "of context here does not answer"),
+    ],
+)
+def test_refusals_are_sentences(
+    said: Say, code: int, sentence: str, api_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with api_server(lambda _heard: said):
+        assert run(["status", "pong"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_token_and_namespace_of_the_context_are_used(api_server: Any) -> None:
+    job = {"metadata": {"name": "pong", "namespace": "rl"}}
+    with api_server(lambda _heard: Say(200, json.dumps(job).encode())) as server:
+        assert run(["pause", "pong"]) == 0
+        (heard,) = server.heard
+    assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
+    assert heard.headers["authorization"] == "Bearer t"
+
+
+def test_server_that_is_not_there_is_a_sentence(kubeconfig: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    kubeconfig(f"http://127.0.0.1:{port}")
+    assert run(["status", "pong"]) == 1
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{port} of context here does not answer" in said
+    assert "refused" in said
+    assert "object at 0x" not in said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "contexts: 5", "apiVersion: v1\nkind: Config\n"])
+def test_kubeconfig_that_is_none_is_a_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    monkeypatch.setattr("cormorant_cli.cluster._NAMESPACE", tmp_path)  # in a pod, too: its own cluster is not meant
+    assert run(["status", "pong"]) == 2
+    assert "kubeconfig" in capsys.readouterr().err
+
+
+HERE = "http://127.0.0.1:8000"
+
+
+def connection(**given: str) -> Connection:
+    return Connection(**{"url": "", "token": "", "token_file": "", **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, "no job or head given"),
+        ({"job": "pong", "url": HERE}, f'"pong" names a job of the cluster and --url {HERE} a head'),
+        ({"url": HERE, "namespace": "rl"}, "--namespace and --context need a job's name"),
+        ({"url": HERE, "context": "kind"}, "--namespace and --context need a job's name"),
+    ],
+)
+def test_contradictions_are_refused(given: dict[str, str], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        connection(**given)
+
+
+def test_job_is_meant_where_only_the_environment_names_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORMORANT_URL", HERE)
+    assert connection(job="pong", url=HERE).job == "pong"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["pause"], ["resume"], ["status"], ["weights", "list"], ["weights", "pull", "f"], ["state", "save", "f"]],
+)
+def test_every_command_takes_a_job_or_a_url(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CORMORANT_URL", raising=False)
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    assert run(command) == 2
+    assert "no job or head given" in capsys.readouterr().err
+    assert run([*command, "pong", "-n", "rl"]) == 2
+    assert "no kubeconfig found that names a cluster" in capsys.readouterr().err
+
+
+class NoPods:
+    """A cluster in which a job's pods are gone."""
+
+    def objects(self, *_: object, **__: object) -> list[Raw]:
+        return []
+
+    def options_of(self, job: Raw) -> str:
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("status", "sentence"),
+    [
+        ({"phase": "Running"}, "has no head: its last status says Running; see `cormorant doctor score`"),
+        ({}, "has no head: no operator has reconciled the job yet; see `cormorant doctor score`"),
+        (
+            {"conditions": [{"type": "Completed", "status": "True"}]},
+            "no longer has a head: the job is Completed; its results are in file:///data/score",
+        ),
+    ],
+)
+def test_job_without_a_head_is_not_said_to_run(status: Raw, sentence: str) -> None:
+    spec = {"output": {"dataset": {"uri": "file:///data/score"}}}
+    job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": spec, "status": status}
+    with pytest.raises(NoHead) as error:
+        head_pod(cast(Cluster, NoPods()), job)
+    assert str(error.value) == f"rl/score {sentence}"
+
+
+@pytest.mark.parametrize(("command", "word"), [("pause", "true"), ("resume", "false")])
+def test_pause_without_a_lease_is_written_to_the_spec(
+    command: str, word: str, api_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = json.dumps({"kind": "CollectorJob", "metadata": {"name": "pong", "namespace": "rl", "uid": "1"}}).encode()
+    with api_server(lambda _heard: Say(200, job)) as server:
+        assert run([command, "pong", "-n", "rl"]) == 0
+        (heard,) = server.heard
+    assert (heard.method, json.loads(heard.body)) == ("PATCH", {"spec": {"paused": command == "pause"}})
+    said = f"rl/pong: spec.paused is {word}; `cormorant status pong -n rl` shows when its workers "
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_only_slow_waits_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with told_when_slow("until pigs fly", after_s=600):
+        pass
+    said = ""
+    with told_when_slow("until the workers are paused, at most 30 s", after_s=0):
+        while not said:
+            said = capsys.readouterr().err
+            time.sleep(0.01)
+    assert said == "waiting until the workers are paused, at most 30 s\n"
+
+
+# The Kubernetes client leaves a web socket that the server closed to the garbage collector.
+forwards = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+JOB = {"metadata": {"name": "pong", "namespace": "rl", "uid": "u"}, "spec": {}}
+POD = {"metadata": {"name": "pong-head-1", "labels": {}}, "status": {"phase": "Running"}}
+WEIGHTS = safetensors.numpy.save({"w": np.arange(500_000, dtype=np.float32)})
+
+
+class ForwardingServer:
+    """Has one job; a port of its head's pod is a port of this machine."""
+
+    def __init__(self, port: int) -> None:
+        self.pods: list[Any] = [POD]
+        self.num_forwarded = 0
+        self.answers = threading.Event()
+        """Not set: a port-forward is not answered."""
+        self.answers.set()
+        self._port = port
+
+    def answer(self, connection: ServerConnection, request: Any) -> Any:
+        path = request.path.partition("?")[0]
+        if path.endswith("/portforward"):
+            self.answers.wait(30)
+            return None
+        document = {"items": self.pods, "metadata": {}} if path.endswith("/pods") else JOB
+        return connection.respond(HTTPStatus.OK, json.dumps(document))
+
+    def forward(self, connection: ServerConnection) -> None:
+        self.num_forwarded += 1
+        assert connection.request is not None
+        port = int(connection.request.path.partition("ports=")[2])
+        for channel in (b"\0", b"\1"):
+            connection.send(channel + port.to_bytes(2, "little"))
+        with socket.create_connection(("127.0.0.1", self._port)) as head, suppress(ConnectionClosed, OSError):
+            threading.Thread(target=self._back, args=(head, connection), daemon=True).start()
+            for message in connection:
+                assert isinstance(message, bytes)
+                head.sendall(message[1:])
+
+    def _back(self, head: socket.socket, connection: ServerConnection) -> None:
+        with suppress(ConnectionClosed, OSError):
+            while data := head.recv(65536):
+                connection.send(b"\0" + data)
+            connection.close()
+
+
+@pytest.fixture
+def forwarding(kubeconfig: Callable[[str], None]) -> Any:
+    @contextmanager
+    def start(port: int) -> Iterator[ForwardingServer]:
+        made = ForwardingServer(port)
+        server: Server
+        with serve(
+            made.forward,
+            "127.0.0.1",
+            0,
+            process_request=made.answer,
+            subprotocols=["v4.channel.k8s.io"],  # type: ignore[list-item]
+            close_timeout=0.2,  # the Kubernetes client answers no closing handshake
+        ) as server:
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            kubeconfig(f"http://127.0.0.1:{server.socket.getsockname()[1]}")
+            yield made
+        for thread in threading.enumerate():
+            if "port" in thread.name:  # its web socket belongs to this test
+                thread.join(30)
+        gc.collect()
+
+    return start
+
+
+def answer(heard: Heard) -> Say:
+    assert heard.headers["authorization"] == "Bearer mine"
+    assert heard.headers["host"] == "pong-api.rl.svc:8000"
+    if heard.path == "/v1/models":
+        return Say(body=b'{"models": [], "version": 5}')
+    return Say(body=WEIGHTS) if heard.path.endswith("/weights") else Say(404)
+
+
+@forwards
+def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = threading.excepthook
+    with ScriptedHead(answer) as head, forwarding(head.port) as server:
+        with cormorant.connect("pong", token="mine") as client:
+            assert client.models().version == 5
+            assert client.weights().numpy()["w"].tolist() == list(range(500_000))
+            assert server.num_forwarded == 1, "the connection is used again"
+            (shard,) = pickle.loads(pickle.dumps(client.streaming_split(1)))  # our own
+            with shard.connect() as other:  # as another process does
+                assert other.models().version == 5
+            assert server.num_forwarded == 2
+        assert threading.excepthook is before
+        with cormorant.connect("pong", token="mine"):
+            monkeypatch.setattr(threading, "excepthook", print)
+        assert threading.excepthook is print, "another one that was set in the meantime stays"
+        with pytest.raises(HeadUnreachable, match="the client is closed"):
+            client.models()
+
+
+@forwards
+def test_a_port_forward_that_is_not_answered_ends_in_time(forwarding: Any) -> None:
+    with ScriptedHead(answer) as head, forwarding(head.port) as server:
+        server.answers.clear()
+        with (
+            cormorant.connect("pong", token="mine", timeout_s=0.3, reconnect_s=0) as client,
+            pytest.raises(HeadUnreachable, match="does not answer: no answer in time"),
+        ):
+            client.models()
+        server.answers.set()
+
+
+@forwards
+def test_a_head_that_goes_is_told_and_its_successor_is_found(forwarding: Any) -> None:
+    def close(heard: Heard) -> Say:
+        return Say(body=answer(heard).body, headers={"Connection": "close"})
+
+    with (
+        ScriptedHead(close) as head,
+        forwarding(head.port) as server,
+        cormorant.connect("pong", token="mine", reconnect_s=0.2) as client,
+    ):
+        assert client.models().version == 5
+        server.pods = []
+        with pytest.raises(HeadUnreachable, match="rl/pong has no head: no operator has reconciled the job yet"):
+            client.models()
+        with pytest.raises(BadAddress, match="rl/pong has no head"):
+            cormorant.connect("pong", token="mine")
+        server.pods = [POD]
+        assert client.models().version == 5
