@@ -153,21 +153,33 @@ class Dice:
 
     def assert_stored(self, trajectories):
         """Every trajectory, every value."""
-        trajectories = {int(frames.traj_id[0]): frames for frames in trajectories}
-        assert set(trajectories) == set(self.made)
-        for traj_id, made in self.made.items():
-            stored = trajectories[traj_id]
-            assert stored.step.tolist() == list(range(len(stored)))
-            following = iter(stored.next_values)
-            for name in LEAVES:
-                arrays, steps = getattr(stored, name), getattr(made, name)
-                if name in ("observation", "states"):  # with what followed the last frame
-                    arrays = [np.concatenate([array, next(following)]) for array in arrays]
-                for leaf, array in enumerate(arrays):
-                    np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
-            for name in PLAIN:
-                np.testing.assert_array_equal(getattr(stored, name), np.array(getattr(made, name)))
-            assert stored.is_cut == (not (made.terminated[-1] or made.truncated[-1]))
+        trajectories = list(trajectories)
+        assert sorted(int(frames.traj_id[0]) for frames in trajectories) == sorted(self.made)
+        for frames in trajectories:
+            assert frames.step.tolist() == list(range(len(frames)))
+            self.assert_trajectory(frames.to_tensordict())
+
+    def assert_trajectory(self, read):
+        """A TensorDict `[T]` has every value of the trajectory that was made."""
+        made = self.made[int(read["collector", "traj_ids"][0])]
+        assert read.batch_size == (len(made.reward),)
+        keyed = [(leaf.key, made.observation, i) for i, leaf in enumerate(self.layout.observation)]
+        keyed += [(leaf.key, made.states, i) for i, leaf in enumerate(self.layout.states)]
+        for key, steps, leaf in keyed:
+            wanted = np.array([step[leaf] for step in steps])
+            np.testing.assert_array_equal(read[key], wanted[:-1])
+            np.testing.assert_array_equal(read["next", *key], wanted[1:])
+        for name in ("action", "outputs", "info"):
+            for place, leaf in enumerate(getattr(self.layout, name)):
+                wanted = np.array([step[place] for step in getattr(made, name)])
+                key = ("next", *leaf.key) if name == "info" else leaf.key
+                np.testing.assert_array_equal(read[key], wanted)
+                assert str(read[key].dtype).removeprefix("torch.") == leaf.dtype.name
+        for name in ("reward", "terminated", "truncated"):
+            np.testing.assert_array_equal(read["next", name][:, 0], np.array(getattr(made, name)))
+        np.testing.assert_array_equal(read["next", "done"], read["next", "terminated"] | read["next", "truncated"])
+        assert not self.layout.states or read["is_init"][:, 0].nonzero().flatten().tolist() == [0]
+        np.testing.assert_array_equal(read["collector", "policy_version"], np.array(made.policy_version))
 
 
 @pytest.fixture(scope="session")

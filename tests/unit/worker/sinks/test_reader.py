@@ -40,36 +40,13 @@ def places(frames):
     return [tuple(row) for row in torch.cat(leaves, 1).tolist()]
 
 
-def assert_trajectory(dice, read):
-    """A TensorDict `[T]` has every value of the trajectory that the dice made."""
-    made = dice.made[int(read["collector", "traj_ids"][0])]
-    assert read.batch_size == (len(made.reward),)
-    keyed = [(leaf.key, made.observation, i) for i, leaf in enumerate(dice.layout.observation)]
-    keyed += [(leaf.key, made.states, i) for i, leaf in enumerate(dice.layout.states)]
-    for key, steps, leaf in keyed:
-        wanted = np.array([step[leaf] for step in steps])
-        np.testing.assert_array_equal(read[key], wanted[:-1])
-        np.testing.assert_array_equal(read["next", *key], wanted[1:])
-    for name in ("action", "outputs", "info"):
-        for place, leaf in enumerate(getattr(dice.layout, name)):
-            wanted = np.array([step[place] for step in getattr(made, name)])
-            key = ("next", *leaf.key) if name == "info" else leaf.key
-            np.testing.assert_array_equal(read[key], wanted)
-            assert str(read[key].dtype).removeprefix("torch.") == leaf.dtype.name
-    for name in ("reward", "terminated", "truncated"):
-        np.testing.assert_array_equal(read["next", name][:, 0], np.array(getattr(made, name)))
-    np.testing.assert_array_equal(read["next", "done"], read["next", "terminated"] | read["next", "truncated"])
-    assert not dice.layout.states or read["is_init"][:, 0].nonzero().flatten().tolist() == [0]
-    np.testing.assert_array_equal(read["collector", "policy_version"], np.array(made.policy_version))
-
-
 def test_trajectories_have_every_value(case):
     dice, dataset = case
     found = list(dataset.trajectories())
     assert len(dataset) == dice.frames == sum(map(len, found))
     assert {int(read["collector", "traj_ids"][0]) for read in found} == set(dice.made)
     for read in found:
-        assert_trajectory(dice, read)
+        dice.assert_trajectory(read)
 
 
 @pytest.mark.parametrize("batch_size", [None, 7])
@@ -80,7 +57,7 @@ def test_frames_give_each_frame_once(case, batch_size, shuffle):
     assert len(read) == dice.frames
     assert sorted(places(read)) == sorted(places(torch.cat(list(dataset.frames()))))
     for traj_id in () if shuffle else dice.made:
-        assert_trajectory(dice, read[read["collector", "traj_ids"] == traj_id])
+        dice.assert_trajectory(read[read["collector", "traj_ids"] == traj_id])
 
 
 @pytest.mark.parametrize("batch_size", [1, 5, 1000])
