@@ -120,6 +120,7 @@ def _check_part(dataset: StoredDataset, part: DatasetPart, continuity: "_Continu
             yield from (f"{where}: {found}" for found in _check_frames(dataset, part, record, continuity))
         except DatasetCorrupt as error:
             yield str(error)
+            continuity.forget()
 
 
 def _check_bytes(dataset: StoredDataset, part: DatasetPart, record: ShardRecord) -> str:
@@ -146,6 +147,7 @@ def _check_frames(
     with dataset.reading(part, record) as reader:
         if not reader.schema.equals(schema.arrow({})):
             yield "has other columns than dataset.json says"
+            continuity.forget()
             return
         for number in range(reader.num_record_batches):
             batch: Any = reader.get_batch(number)

@@ -1,5 +1,6 @@
 """Shards as they are written, read back and verified."""
 
+import hashlib
 import json
 import uuid
 
@@ -228,6 +229,19 @@ def test_a_trajectory_that_does_not_go_on_is_found(make_dice, stored, tmp_path):
     (part / "manifest.jsonl").write_text(f"{first}\n{last}\n")
     problems = verify(dataset.uri).problems
     assert "batch 0: environment 0: step 8 of trajectory 0 follows step 3 of 0" in problems[0]
+
+
+def test_a_shard_of_another_dataset_is_one_problem(make_dice, stored, tmp_path):
+    dataset = stored(make_dice(end_odds=0.0), parts=("cpu-0-0",))
+    stored(make_dice(action="box"), uri=tmp_path / "other", parts=("cpu-0-0",))
+    data = (tmp_path / "other" / "cpu-0-0" / "frames-000001.arrow").read_bytes()
+    part = tmp_path / "dataset" / "cpu-0-0"
+    (part / "frames-000001.arrow").write_bytes(data)
+    first, second, last = (part / "manifest.jsonl").read_text().splitlines()
+    second = _with(second, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (part / "manifest.jsonl").write_text(f"{first}\n{second}\n{last}\n")
+    (problem,) = verify(dataset.uri).problems
+    assert "frames-000001.arrow has the schema" in problem
 
 
 def test_rows_of_the_same_step_of_a_trajectory_are_found(make_dice, stored, tmp_path):
