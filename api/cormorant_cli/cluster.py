@@ -103,8 +103,9 @@ class Cluster:
         metadata = manifest["metadata"]
         place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "force": str(is_forced).lower(), "fieldValidation": "Strict"}
-        reply = self._send("PATCH", place, query=query, body=manifest, content_type="application/apply-patch+yaml")
-        return _read_json(reply.data), reply.status == 201
+        of_apply = "application/apply-patch+yaml"
+        found, status = self._send("PATCH", place, query=query, body=manifest, content_type=of_apply)
+        return found, status == 201
 
     def patch(self, kind: str, name: str, body: Raw, *, namespace: str) -> Raw:
         """Merge a patch into an object."""
@@ -146,7 +147,7 @@ class Cluster:
     # -- one request -------------------------------------------------------------------------------------------
 
     def _ask(self, method: str, place: _Place, **request: Any) -> Raw:
-        return _read_json(self._send(method, place, **request).data)
+        return self._send(method, place, **request)[0]
 
     def _send(
         self,
@@ -156,7 +157,8 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         body: object = None,
         content_type: str = "application/json",
-    ) -> Any:
+    ) -> tuple[Raw, int]:
+        """The server's answer and its status."""
         from urllib3 import Timeout
 
         headers = {"Accept": "application/json", **({"Content-Type": content_type} if body is not None else {})}
@@ -178,9 +180,14 @@ class Cluster:
                 timeout=Timeout(connect=CONNECT_S, read=ANSWER_S),
                 retries=False,
             )
+        answer = _read_json(reply.data)
         if reply.status >= 400:
-            raise self._refusal(method, place, reply.status, _read_json(reply.data))
-        return reply
+            raise self._refusal(method, place, reply.status, answer)
+        if answer.keys() <= {"message"}:
+            words = answer.get("message") or "no object"
+            sentence = f"{self.server} did not answer as an API server does: {words}; is it the right context?"
+            raise CommandFailed(sentence)
+        return answer, int(reply.status)
 
     @contextmanager
     def _translated(self, method: str, place: _Place) -> Iterator[None]:

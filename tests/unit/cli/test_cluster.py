@@ -43,6 +43,8 @@ def refusal(status: int, **members: object) -> Say:
         (refusal(429, message="too many requests"), 1, "is busy: too many requests; try again"),
         (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
         (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
+        (Say(200, b"<html>Log in</html>"), 1, "did not answer as an API server does: <html>Log in</html>"),
+        (Say(200, b"[]"), 1, "did not answer as an API server does: no object"),
         (Say(404, b"404 page not found"), 1, "CollectorJob is not installed in the cluster at"),
         (Say(breaks=True), 1, "of context here does not answer"),
     ],
