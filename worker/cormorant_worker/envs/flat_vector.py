@@ -237,9 +237,7 @@ class FlatVector:
             if value is None:
                 continue
             if str(getattr(value, "dtype", "")) != f"torch.{leaf.dtype.name}" or value.shape != column.shape:
-                out = np.full(column.shape, field.filling)
-                self._read(field, self._on_host(source), out)
-                value, mask = self._to_device(out), None
+                value, mask = self._to_device(self._values(field, self._on_host(source))), None
             has_value = rows if mask is None else rows & self._to_device(mask).bool()
             column = value.where(has_value.reshape(-1, *[1] * len(leaf.shape)), column)
         return column
@@ -324,16 +322,11 @@ class FlatVector:
         """[N, ...] a declared key. A row that ended and was reset in the same step has its values in `final_info`."""
         found = []
         for field in fields:
-            assert field.shape is not None
-            out = np.full((self.num_envs, *field.shape), field.filling, np.dtype(field.dtype))
-            self._read(field, stepped.info, out)
+            values = self._values(field, stepped.info)
             if is_same_step and len(ended := stepped.ended):
-                out[ended] = field.filling
-                if isinstance(last := stepped.info.get("final_info"), Mapping):
-                    final = np.full_like(out, field.filling)
-                    self._read(field, last, final)
-                    out[ended] = final[ended]
-            found.append(out)
+                last = stepped.info.get("final_info")
+                values[ended] = self._values(field, last if isinstance(last, Mapping) else {})[ended]
+            found.append(values)
         return tuple(found)
 
     def complete(self, fields: Sequence[InfoField]) -> tuple[InfoField, ...]:
@@ -360,18 +353,21 @@ class FlatVector:
         with suppress(Exception):  # it may have crashed before
             self.env.close(**({"terminate": True} if self._has_failed and type(self.env) is AsyncVectorEnv else {}))
 
-    def _read(self, field: InfoField, info: Mapping[str, Any], out: Array) -> None:
+    def _values(self, field: InfoField, info: Mapping[str, Any]) -> Array:
+        """[N, ...] the field of all rows, which has its fill where a row has none."""
+        found = np.full((self.num_envs, *field.leaf.shape), field.filling)
         value, mask = find_info(info, field.key)
         if value is None:
-            return
+            return found
         rows = np.flatnonzero(mask) if mask is not None else np.arange(self.num_envs)
         try:
-            out[rows] = cast_exactly(np.asarray(value)[rows], out.dtype)
+            found[rows] = cast_exactly(np.asarray(value)[rows], found.dtype)
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise self._misfit(
-                f"{field.key} in info that does not fit {field.dtype}{list(field.shape or ())}: {error}; declare "
+                f"{field.key} in info that does not fit {field.dtype}{list(field.leaf.shape)}: {error}; declare "
                 "another dtype or shape"
             ) from error
+        return found
 
     def _column(self, what: str, values: Any, dtype: Any) -> Array:
         """[N] a copy: a reset of some rows may write into the environment's own memory."""
