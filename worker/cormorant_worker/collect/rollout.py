@@ -92,10 +92,9 @@ class ScanRollout(Rollout):
         acting = actor.models.acting if isinstance(actor, PolicyActor) else None
         self._policy = acting if isinstance(acting, JaxPolicy) else None
         obs = samples(env.observation_space, env.num_envs)
-        if self._policy is not None:
-            env.scan_policy(obs, self._policy, np.zeros((1, 2), np.uint32), 1)
-        else:
-            env.scan(obs, tuple(np.zeros((1, env.num_envs, *leaf.shape), leaf.dtype) for leaf in check.leaves))
+        (leaf,) = check.leaves
+        no_actions = np.zeros((1, env.num_envs, *leaf.shape), leaf.dtype)
+        env.scan(obs, 1, no_actions if self._policy is None else np.zeros((1, 2), np.uint32), self._policy)
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
         env, found, t = self._env, list[Ends](), 0
@@ -106,12 +105,12 @@ class ScanRollout(Rollout):
             # Actions and outputs [K, N, ...] per leaf.
             if self._policy is not None and isinstance(self._actor, PolicyActor):
                 keys = self._policy.draw_keys(num_steps)
-                chosen, steps = env.scan_policy(obs, self._policy, keys, num_steps)
+                chosen, steps = env.scan(obs, num_steps, keys, self._policy)
                 chosen = self._actor.stacked(chosen)
             else:
                 assert isinstance(self._actor, RandomActor)
                 chosen = self._actor.act_steps(env.num_envs, num_steps)
-                steps = env.scan(obs, chosen)
+                _, steps = env.scan(obs, num_steps, chosen[0])
             if laps is not None:
                 laps.env_ns = monotonic_ns() - began
             put(block.observation, slice(t + 1, rows.stop + 1), tuple(steps.obs))

@@ -412,19 +412,15 @@ class FunctionalVectorEnv(VectorEnv):
         )
         return Step(rows, self._checked(obs, rows), reward, terminated, truncated, ended, final, NO_ROWS, columns)
 
-    def scan(self, obs: Arrays, actions: Arrays) -> WholeStep:
-        given = actions[0].astype(self._action.dtype)
-        return self._scan(None, obs, None, given, len(given))[1]
-
-    def scan_policy(self, obs: Arrays, policy: JaxPolicy, keys: Array | None, num_steps: int) -> tuple[Any, WholeStep]:
-        return self._scan(policy.act, obs, policy.arrays(), keys, num_steps)
-
-    def _scan(self, act: Any, obs: Arrays, params: Any, drawn: Array | None, num_steps: int) -> tuple[Any, WholeStep]:
+    def scan(
+        self, obs: Arrays, num_steps: int, given: Array | None, policy: JaxPolicy | None = None
+    ) -> tuple[Any, WholeStep]:
         most = self.scan_length
-        if drawn is not None and num_steps < most:
-            drawn = np.resize(drawn, (most, *drawn.shape[1:]))
-        scan = self._compiled.scan_with(act)
-        self._carry, kept = self._call(scan, self._carry, obs, params, drawn, num_steps, most)
+        if given is not None and num_steps < most:
+            given = np.resize(given, (most, *given.shape[1:]))
+        scan = self._compiled.scan_with(None if policy is None else policy.act)
+        params = None if policy is None else policy.arrays()
+        self._carry, kept = self._call(scan, self._carry, obs, params, given, num_steps, most)
         chosen, *results = jax.tree.map(lambda rows: np.asarray(rows)[:num_steps], kept)
         return chosen, WholeStep(*results)
 

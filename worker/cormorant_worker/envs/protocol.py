@@ -132,15 +132,12 @@ class VectorEnv(Protocol):
         """
         raise EnvCrashed("these environments do not step on a device")
 
-    def scan(self, obs: Arrays, actions: Arrays) -> WholeStep:
-        """Step every row K times, from where they show `obs` [N, ...], with `actions` [K, N, ...] per leaf."""
-        raise EnvCrashed("these environments do not scan")
-
-    def scan_policy(
-        self, obs: Arrays, policy: "JaxPolicy", keys: Array | None, num_steps: int
+    def scan(
+        self, obs: Arrays, num_steps: int, given: Array | None, policy: "JaxPolicy | None" = None
     ) -> tuple[Any, WholeStep]:
-        """Step every row K times with a policy's actions, one of the keys [K, 2] a step; None: with its best ones.
-        Returns [K, N, ...] what it chose, as its function returns it, and the steps.
+        """Step every row K times, from where they show `obs` [N, ...], with the actions `given` [K, N, ...], or with a
+        policy's, one of the keys given [K, 2] a step; None: with its best ones. Returns [K, N, ...] what the policy
+        chose, as its function returns it, or the actions, and the steps.
         """
         raise EnvCrashed("these environments do not scan")
 
