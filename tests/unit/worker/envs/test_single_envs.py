@@ -12,10 +12,9 @@ from gymnasium import spaces
 
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.vectors import COUNTING, Referee, counting, step_times
-from cormorant_worker.envs.env_row import Crash
+from cormorant_worker.envs.env_row import Crash, load_env, save_env
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.envs.saved import load_env, save_env
 from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
 
