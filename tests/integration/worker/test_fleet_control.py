@@ -29,12 +29,20 @@ from cormorant_worker.fleet.local.engine import LocalEngine
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn import life
 from cormorant_worker.local_fleet import LocalFleet
+from cormorant_worker.wire import SharedMemory
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 
-def test_no_memory_is_asked_for_with_the_fleets_condition_held() -> None:
+def test_no_memory_is_asked_for_with_the_fleets_condition_held(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
+    create = SharedMemory.create
+
+    def created(size_bytes: int, **more: Any) -> SharedMemory:
+        if threading.current_thread() is threading.main_thread():
+            held.append(fleet._changed._is_owned())
+        return create(size_bytes, **more)
+
     with make_fleet(job, workers=2) as fleet:
         held, share = [], fleet._engine.share
 
@@ -44,14 +52,16 @@ def test_no_memory_is_asked_for_with_the_fleets_condition_held() -> None:
 
         fleet._engine.share = noted
         fleet.publish(numbered(1), wait_s=60)
-        state = fleet.state()
+        with monkeypatch.context() as patch:
+            patch.setattr(SharedMemory, "create", created)
+            state = fleet.state()
         fleet.restore(state)
-        assert held == [False, False, False]
+        assert held == [False, False, False, False]
     with make_fleet(job, workers=2) as fleet:
         share = fleet._engine.share
         fleet._engine.share = noted
         fleet.restore(state)
-        assert (fleet.version, held) == (1, [False] * 6)
+        assert (fleet.version, held) == (1, [False] * 7)
 
 
 def test_lines_of_workers_need_no_standard_output() -> None:

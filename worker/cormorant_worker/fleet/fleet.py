@@ -39,7 +39,7 @@ from cormorant_worker.fleet.turn.quiesce import Quiesce
 from cormorant_worker.logs import quiet_by_default
 from cormorant_worker.normalize import StatisticsBook
 from cormorant_worker.spaces import Array, Space
-from cormorant_worker.weights.blob import WeightsBlob, in_models
+from cormorant_worker.weights.blob import WeightsBlob, in_models, to_bytes
 from cormorant_worker.weights.cached import Settled
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, specs_of_tensors, verify
 from cormorant_worker.worker import messages
@@ -283,8 +283,12 @@ class WorkerFleet:
         are counted but not saved: pause before the call, and take them after it. Raises ControlTimeout.
         """
         with self._changed, self._quiesce.between_batches():
-            saved = self._quiesce.save()
-        return saved.to_bytes()  # without the condition: it copies everything
+            saved, published = self._quiesce.save(), self._core.offers.published()
+        # Without the condition: this copies everything.
+        *past, newest = [(version, to_bytes(weights)) for version, weights in published.items()] or [
+            (INITIAL_VERSION, b"")
+        ]
+        return replace(saved, weights=newest[1], past=dict(past)).to_bytes()
 
     def restore(self, state: bytes | memoryview) -> None:
         """Continue from a `state()` of a fleet of the same job and as many workers. Drops batches that were not taken.

@@ -17,9 +17,9 @@ from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.normalize import Statistics, StatisticsBook
-from cormorant_worker.weights.blob import WeightsBlob, to_bytes
+from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import Offer
-from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, Weights
 from cormorant_worker.worker.messages import Reply
 
 _HIGHEST_CHOSEN = 2**62
@@ -103,15 +103,15 @@ class Offers:
         own = self._own.get(slot, {}).values()
         return max([self.common_version, *(one.version for one in own)])
 
-    def to_bytes(self) -> dict[PolicyVersion, bytes]:
+    def published(self) -> dict[PolicyVersion, Weights]:
         """Weights published for all, oldest first: the newest of each model in one, or each version that groups may
-        play.
+        play. They are views of memory that does not change.
         """
         if self._policy.agents is not None:
             played = {**self._past, **{one.version: one for one in self._common.values()}}
-            return {version: to_bytes(one.blob.weights()) for version, one in sorted(played.items())}
+            return {version: one.blob.weights() for version, one in sorted(played.items())}
         newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
-        return {self.version: to_bytes(newest)} if newest else {}
+        return {self.version: newest} if newest else {}
 
     def clear(self) -> None:
         self._common.clear()

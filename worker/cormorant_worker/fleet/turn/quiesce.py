@@ -83,7 +83,7 @@ class Quiesce:
     # -- between batches ---------------------------------------------------------------------------------------
 
     def save(self) -> FleetState:
-        """Everything needed to continue from here. Call between batches."""
+        """Everything needed to continue from here, but for the published weights. Call between batches."""
         core, timeout_s = self._core, self._core.options.control_timeout_s
         # Workers of a fleet that drains may stay until what is queued is settled: see `SlotLife.finish_idle`.
         if core.scheduler.is_done and not (core.scheduler.is_draining and core.slots.is_complete):
@@ -97,7 +97,6 @@ class Quiesce:
                 raise StateError(f"{', '.join(missing)} ended and could not be saved before")
         else:
             states = self.replies(core.slots.ask_all(messages.PlainCommand.SAVE), "save its state", needs_all=True)
-        *past, weights = core.offers.to_bytes().items() or [(0, b"")]
         saved = FleetState(
             frames=core.scheduler.landed_frames,
             attempts={slot.name: slot.attempt for slot in states},
@@ -106,8 +105,7 @@ class Quiesce:
             dataset=core.dataset_uri,
             written={slot.name: slot.written for slot in states},
             version=core.offers.version,
-            weights=weights[1],
-            past=dict(past),
+            weights=b"",
             seed=self._life.seed,
             statistics={}
             if core.statistics is None
