@@ -255,22 +255,17 @@ def test_episodes_that_never_end_are_an_error() -> None:
         collector.collect(num_episodes=3, max_frames_per_env=100)
 
 
-def test_crash_separates_trajectories() -> None:
-    # The crash comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.
-    failures = [{"how": "raise", "step": 65, "seeds": [SEEDS.env_seeds(1)[0]]}]
-    batch = make_collector(num_envs=1, lengths=80, failures=failures).collect(num_episodes=1)
-    mask = batch["collector", "mask"][0]
-    assert len(set(batch["collector", "traj_ids"][0][mask].tolist())) == 1
-    assert batch["observation"][0, :, 2].tolist() == list(range(80))
-
-
-def test_an_episode_that_a_crash_cut_short_does_not_count() -> None:
-    failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(2)[0]]}]
-    collector = make_collector(num_envs=2, lengths=10, failures=failures)
-    batch = collector.collect(num_episodes=4)
+# At step 65 it comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.
+@pytest.mark.parametrize(("num_envs", "step", "length"), [(1, 65, 80), (2, 5, 10)])
+def test_an_episode_that_a_crash_cut_short_does_not_count(num_envs: int, step: int, length: int) -> None:
+    failures = [{"how": "raise", "step": step, "seeds": [SEEDS.env_seeds(num_envs)[0]]}]
+    collector = make_collector(num_envs=num_envs, lengths=length, failures=failures)
+    batch = collector.collect(num_episodes=2 * num_envs)
     assert collector.env_restarts == 1
-    assert batch["collector", "mask"].sum(1).tolist() == [10, 10, 10, 10]
-    assert batch["next", "terminated"].sum() == 4
+    assert batch["collector", "mask"].all()
+    assert batch["observation"][..., 2].tolist() == [[*range(length)]] * 2 * num_envs
+    assert (batch["collector", "traj_ids"] == batch["collector", "traj_ids"][:, :1]).all()
+    assert batch["next", "terminated"].sum() == 2 * num_envs
     assert not batch["next", "truncated"].any()
 
 

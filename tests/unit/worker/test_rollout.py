@@ -326,7 +326,7 @@ def test_what_single_steps_refuse_is_refused(does: str, sentence: str) -> None:
             collector.collect(num_steps=60)
 
 
-@pytest.mark.parametrize("does", ["counts", "lazy"])
+@pytest.mark.parametrize("does", ["counts", "lazy", "doubles"])
 def test_what_single_steps_accept_is_accepted(does: str) -> None:
     info = [{"key": "step", "dtype": "float32", "shape": []}]
     ours, plain = (
@@ -335,7 +335,10 @@ def test_what_single_steps_accept_is_accepted(does: str) -> None:
     with ours, plain:
         assert isinstance(ours._rollout, DeviceRollout)
         plain._rollout = None
-        assert_same(*(collector.collect(num_steps=30) for collector in (ours, plain)))
+        found, wanted = (collector.collect(num_steps=30) for collector in (ours, plain))
+    assert_same(found, wanted)
+    assert found["observation"].dtype == torch.float32
+    np.testing.assert_array_equal(found["observation"][0, :, 0], [t % 4 for t in range(10)])
 
 
 @pytest.mark.parametrize("is_plain", [False, True])
@@ -352,14 +355,6 @@ def test_actions_are_the_environments_own(dtype: torch.dtype, is_plain: bool) ->
     actions = batch["action"][..., 0]
     np.testing.assert_array_equal(actions[0], [t % 4 / 8 for t in range(10)])
     np.testing.assert_array_equal(batch["next", "reward"][:, 1:, 0], actions[:, 1:] + 2 * actions[:, :-1])
-
-
-def test_observations_in_another_dtype_are_cast() -> None:
-    with make_collector(env=partial(Simulator, does="doubles"), num_envs=3, policy=constant(0.5)) as collector:
-        batch = collector.collect(num_steps=30)
-    assert isinstance(collector._rollout, DeviceRollout)
-    assert batch["observation"].dtype == torch.float32
-    np.testing.assert_array_equal(batch["observation"][0, :, 0], [t % 4 for t in range(10)])
 
 
 def test_invalid_actions_drop_the_batch() -> None:

@@ -178,11 +178,10 @@ class EnvGroup(ABC):
         if actor is self._remote:
             self._asked = self._remote.ask(obs, states, is_init)
             return None
-        if self.laps is None:
-            return actor.act(obs, states, is_init)
         began = monotonic_ns()
         acted = actor.act(obs, states, is_init)
-        self.laps.inference_ns += monotonic_ns() - began
+        if self.laps is not None:
+            self.laps.inference_ns += monotonic_ns() - began
         return acted
 
     def _act_at(self, actor: Actor, version: int, columns: Array | slice, at: At, following: At) -> None:
@@ -215,11 +214,10 @@ class EnvGroup(ABC):
             if self.laps is not None:
                 self.laps.inference_ns += monotonic_ns() - began
             self._send(acted, version)
-        if self.laps is None:
-            return self.env.recv()
         began = monotonic_ns()
         step = self.env.recv()
-        self.laps.env_ns += monotonic_ns() - began
+        if self.laps is not None:
+            self.laps.env_ns += monotonic_ns() - began
         return step
 
     def _write_step(self, step: Step, columns: Array | slice, at: At, following: At) -> None:
