@@ -168,7 +168,7 @@ class StatisticsBook(Mapping[int, Document]):
             self.current = initial.emptied().merged(self.current)
 
     def inherit(self, statistics: Statistics) -> None:
-        """Continue from the statistics that an earlier fleet published, unless this one has merged more frames."""
+        """Continue from the statistics that an earlier fleet published, once: not where this book began with some."""
         with self._lock:
             self._base(statistics)
 
