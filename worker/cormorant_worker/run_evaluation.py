@@ -203,15 +203,12 @@ def run_evaluation(
     device: str | None = None,
     engine: "Engine | None" = None,
     look: "Callable[[FleetStats], None]" = lambda stats: None,
-    should_stop: Callable[[], bool] = lambda: False,
     objects: bytes = b"",
 ) -> ResultTable:
-    """Play the missing episodes of an evaluation, and write its table to its folder. `look` gets the fleet's counters,
-    and `should_stop` is asked, about five times a second; `objects`: `WorkerOverrides.to_bytes()` of a script; all else
-    as in `evaluate`. Raises FleetInterrupted once `should_stop` returns True.
+    """Play the missing episodes of an evaluation, and write its table to its folder. `look` gets the fleet's counters
+    about five times a second; `objects`: `WorkerOverrides.to_bytes()` of a script; all else as in `evaluate`.
     """
     from cormorant_worker.envs.cpus import available_cpus
-    from cormorant_worker.errors import FleetInterrupted
     from cormorant_worker.evaluation.results import EpisodeBook
     from cormorant_worker.fleet.fleet import WorkerFleet
     from cormorant_worker.fleet.options import FleetOptions
@@ -219,15 +216,11 @@ def run_evaluation(
     book = EpisodeBook(job)
     if book.pending:
         workers = available_cpus() if workers is None else workers
-        options = FleetOptions(
-            workers=workers, device=device, should_stop=should_stop, overrides=(objects,) if objects else ()
-        )
+        options = FleetOptions(workers=workers, device=device, overrides=(objects,) if objects else ())
         options = replace(options, workers=min(workers, len(book.pending)))
         with WorkerFleet(job, options, engine=engine) as fleet:
             while not fleet.wait_until_done(_LOOK_S):
                 look(fleet.stats())
-                if should_stop():
-                    raise FleetInterrupted("the evaluation was interrupted; start it again with the same directory")
             look(fleet.stats())
     return book.finish()
 
