@@ -15,7 +15,7 @@ from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
 from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.collect.timing import Timing, spent_ns
+from cormorant_worker.collect.timing import Timing
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import FleetError, LastWorker, StateError
 from cormorant_worker.fleet.events import Events, FleetEvent
@@ -26,7 +26,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Lineage, Slots
 from cormorant_worker.fleet.stats import FleetCounters
-from cormorant_worker.heartbeat_layout import NUM_TIMING
+from cormorant_worker.heartbeat_layout import NUM_TIMING, spent_ns
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.wire import SharedMemory
@@ -260,7 +260,7 @@ def test_a_worker_that_looks_up_while_it_waits_for_a_server_is_left_alone() -> N
     detector = detector_of(connection)
     for second in range(1, 1200):
         timing.begin()
-        connection.spent_ns = spent_ns(numbers)
+        connection.spent_ns = spent_ns(numbers.tolist(), until_ns=0)
         assert not detector.turn(float(second), is_paused=False)
 
 

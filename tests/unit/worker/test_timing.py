@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.collect.timing import BUILD, ENV, IDLE, INFERENCE, PAUSED, TRANSFER, Timing, spent_ns
-from cormorant_worker.heartbeat_layout import NUM_TIMING
+from cormorant_worker.collect.timing import BUILD, ENV, IDLE, INFERENCE, PAUSED, TRANSFER, Timing
+from cormorant_worker.heartbeat_layout import NUM_TIMING, spent_ns
 
 
-def seconds(numbers: np.ndarray) -> dict[str, float]:
-    return {name: ns / 1e9 for name, ns in zip(ACTIVITIES, spent_ns(numbers), strict=True)}
+def seconds(numbers: np.ndarray, clock: SimpleNamespace) -> dict[str, float]:
+    spent = spent_ns(numbers.tolist(), until_ns=clock.ms * 1_000_000)
+    return {name: ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_one_step_in_sixteen_stands_for_all(clock: SimpleNamespace) -> None:
     measured = [step(timing, clock, env_ms=3, inference_ms=1, rest_ms=1) for _ in range(33)]
     timing.rest(IDLE)
     assert [i for i, was in enumerate(measured) if was] == [0, 16, 32]
-    spent = seconds(numbers)
+    spent = seconds(numbers, clock)
     assert spent["env"] + spent["inference"] + spent["transfer"] == pytest.approx(0.165)
     assert (spent["env"], spent["inference"]) == pytest.approx((0.099, 0.033))
     found = timing.take()
@@ -50,10 +51,10 @@ def test_one_step_in_sixteen_stands_for_all(clock: SimpleNamespace) -> None:
 def test_what_goes_on_is_counted_up_to_now(clock: SimpleNamespace) -> None:
     timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     clock.ms += 10
-    assert seconds(numbers)["build"] == pytest.approx(0.01)
+    assert seconds(numbers, clock)["build"] == pytest.approx(0.01)
     timing.rest(IDLE)
     clock.ms += 20
-    spent = seconds(numbers)
+    spent = seconds(numbers, clock)
     assert (spent["build"], spent["idle"]) == pytest.approx((0.01, 0.02))
 
 

@@ -44,7 +44,9 @@ class Laps:
 
 
 class Timing:
-    """One worker's time. Owned by the thread that steps; others, in any process, read its numbers: `spent_ns`."""
+    """One worker's time. Owned by the thread that steps; others, in any process of this
+    machine, whose clock is the same, read its numbers: `heartbeat_layout.spent_ns`.
+    """
 
     def __init__(self, numbers: Array | None = None) -> None:
         """Begin, with building. `numbers`: [NUM_TIMING] int64, zeroed memory to keep the times in."""
@@ -109,10 +111,3 @@ class Timing:
         )
         self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
         return found
-
-
-def spent_ns(numbers: Array) -> tuple[int, ...]:
-    """Nanoseconds by activity, in the order of `ACTIVITIES`, up to now; of vector steps, up to the last measured one.
-    `numbers`: [NUM_TIMING] int64 of a `Timing` in any process of this machine, whose clock is the same.
-    """
-    return heartbeat_layout.spent_ns(numbers.tolist(), until_ns=monotonic_ns())

@@ -3,10 +3,11 @@
 import os
 from enum import IntEnum
 from pathlib import Path
+from time import monotonic_ns
 
 import numpy as np
 
-from cormorant_worker.collect.timing import spent_ns
+from cormorant_worker import heartbeat_layout
 from cormorant_worker.heartbeat_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
 from cormorant_worker.spaces import Array
 from cormorant_worker.wire import SharedMemory
@@ -69,7 +70,7 @@ class Heartbeat:
     @property
     def spent_ns(self) -> tuple[int, ...]:
         """Nanoseconds by activity, up to now."""
-        return spent_ns(self.timing)
+        return heartbeat_layout.spent_ns(self.timing.tolist(), until_ns=monotonic_ns())
 
     def close(self) -> None:
         self.memory.close()
