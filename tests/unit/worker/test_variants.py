@@ -1,21 +1,40 @@
-"""Variants: who plays which, the id in every frame, spaces that must agree."""
+"""What frames and episodes hold beside observations and actions: declared keys of info, metrics of them, and variants:
+who plays which, the id in every frame, spaces that must agree.
+"""
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.env import seating
+from cormorant_contract.info import EpisodeMetric
+from cormorant_contract.metrics.head import HEAD_METRICS
 from cormorant_contract.spec import unplayed
 from cormorant_testing.collecting import make_job
-from cormorant_testing.vectors import COUNTING
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
+from cormorant_testing.stats import make_stats
+from cormorant_testing.vectors import COUNTING, step_times
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.trajectories import EpisodeMetrics
+from cormorant_worker.envs.gymnasium_env import MadeEnvs
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.request import assign
-from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.envs.single_envs import InlineVectorEnv
+from cormorant_worker.errors import CormorantError, EnvBuildError, EnvCrashed
 from cormorant_worker.launch import make_collector
+from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.metrics.fleet import FleetMetrics
+from cormorant_worker.spaces import Leaf
 
 EASY, HARD = {"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}, "weight": 2}
 
@@ -106,3 +125,172 @@ def test_episodes_carry_the_task_too() -> None:
 def test_what_a_variant_cannot_be_is_named(kwargs: dict[str, Any], sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
         make_collector(make_job(num_envs=2, variants=[{"name": "plain"}, {"name": "odd", "kwargs": kwargs}]))
+
+
+# -- info ------------------------------------------------------------------------------------------------------
+
+
+def test_info_belongs_to_its_own_step_and_is_padded_with_zeros() -> None:
+    job = make_job(num_envs=3, lengths=(4, 3, 7), ends="alternate", info=INFO, collection={"framesPerBatch": 30})
+    with make_collector(job) as collector:
+        for frames in (30, 7, 30):
+            assert_info(collector.collect(num_steps=frames))
+        assert_info(collector.collect(num_episodes=7))
+
+
+@pytest.mark.parametrize(
+    ("field", "info", "sentence"),
+    [
+        ({"key": "succes"}, {}, r"succes is in the info of neither .* where even, nested, pair, step"),
+        ({"key": "word"}, {"word": "yes"}, "word is of type str96; numbers, booleans and arrays of them are stored"),
+        ({"key": "word", "dtype": "float32", "shape": []}, {"word": "yes"}, "returned str 'yes' for word, which is no"),
+        ({"key": "pair", "shape": [3]}, {}, r"pair has the shape \[2\], declared is \[3\]"),
+        ({"key": "pair", "dtype": "int16", "shape": [3]}, {}, r"returned pair of shape \[2\]; env.info says \[3\]"),
+        ({"key": "big", "dtype": "uint8"}, {"big": 300}, "returned big that does not fit uint8: 300 .* stored as 44"),
+        ({"key": "even", "fill": 2}, {}, "fill 2 of even does not fit bool"),
+    ],
+)
+def test_info_that_cannot_be_stored_gets_a_sentence(
+    field: Mapping[str, Any], info: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises(CormorantError, match=sentence), make_collector(make_job(info=[field], shown=info)) as built:
+        built.collect(num_steps=4)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "sentence"),
+    [
+        ("float32", 1e300, r"far that does not fit float32: 1e\+300 .* stored as inf"),
+        ("float64", 10**400, "far that does not fit float64: int too large"),
+        ("int64", 2**70, r"far that does not fit int64: 1\.1805\d*e\+21 .* declare another dtype"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_not_stored(dtype: str, value: Any, sentence: str) -> None:
+    for shape, shown in ((), value), ((2,), [value, 0]):
+        field = InfoField(key="far", dtype=dtype, shape=shape)
+        env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown={"far": shown})]), seeds=[1], info=[field])  # noqa: B023
+        env.start()
+        with pytest.raises(EnvCrashed, match=sentence):
+            step_times(env, 1)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "stored"),
+    [
+        (np.float64(0.1), "float32", np.float32(0.1)),
+        ([2**70, 1], "float32", np.array([2**70, 1], np.float32)),
+        (np.nan, "float32", np.float32(np.nan)),
+        (np.array([np.inf, 1e38]), "float32", np.array([np.inf, 1e38], np.float32)),
+        (np.array([1, 0]), "bool", np.array([True, False])),
+        (np.uint8(255), "", np.uint8(255)),
+        (2**70, "", np.float64(2**70)),
+    ],
+)
+def test_numbers_are_stored_as_the_declared_dtype_or_their_own(value: Any, dtype: str, stored: Any) -> None:
+    field = InfoField(key="a", dtype=dtype, shape=np.shape(value) if dtype else None)
+    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown={"a": value})]), seeds=[1], info=[field])
+    env.start()
+    found = step_times(env, 1).info[0]
+    assert found.dtype == env.info_leaves[0].dtype == stored.dtype
+    np.testing.assert_array_equal(found[0], stored)
+
+
+# -- metrics of episodes, against the frames that they are made of ---------------------------------------------
+
+
+def counting(metrics: Any = METRICS, **options: Any) -> Collector:
+    collection = {"framesPerBatch": 30, "episodeMetrics": list(metrics)} | options.pop("collection", {})
+    defaults = {"num_envs": 3, "lengths": (4, 3, 7), "ends": "alternate", "info": INFO}
+    return make_collector(make_job(**defaults | options, collection=collection))
+
+
+def ended(block: Block) -> list[tuple[int, int]]:
+    """(episode, length) of the episodes that ended in a block, in the order in which they ended."""
+    return [(int(episode), int(step)) for _, episode, step, _ in block.final[0][: block.num_ends]]
+
+
+def rows(metrics: Mapping[str, list[float]]) -> list[dict[str, float]]:
+    return [dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)]
+
+
+def test_metrics_are_those_of_whole_episodes() -> None:
+    with counting() as collector:
+        played = []
+        block = Block(collector.layout(11))
+        for frames in (30, 7, 33, 1, 29):  # 7 and 1 are no multiple of 3: rows are uneven
+            filled = collector.fill(block, frames)
+            assert rows(filled.episodes.metrics) == [expected_metrics(*episode) for episode in ended(block)]
+            played += filled.episodes.lengths
+    assert len(played) > 15
+
+
+def test_a_cut_trajectory_is_an_episode_of_its_frames() -> None:
+    with counting(collection={"maxFramesPerTrajectory": 2}) as collector:
+        filled = collector.fill(Block(collector.layout(4)), 12)
+    assert filled.episodes.lengths == [2] * 6
+    assert filled.episodes.metrics["steps"] == [3.0] * 6
+    assert filled.episodes.metrics["success"] == [0.0] * 6
+
+
+def test_open_metrics_survive_save_and_restore() -> None:
+    with counting() as collector:
+        block = Block(collector.layout(10))
+        collector.fill(block, 15)  # every environment is within an episode
+        state = collector.state()
+        first = collector.fill(block, 30).episodes
+        collector.restore(state)
+        again = collector.fill(block, 30).episodes
+    assert again.metrics == first.metrics
+    assert rows(again.metrics) == [expected_metrics(*episode) for episode in ended(block)]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "expected"),
+    [
+        (np.float32, [np.nan, 1.0], {"last": 1.0, "sum": np.nan, "mean": np.nan, "max": np.nan, "any": np.nan}),
+        (np.int8, [-128, 0], {"last": 0.0, "sum": -128.0, "mean": -64.0, "max": 0.0, "any": 1.0}),
+    ],
+)
+def test_values_are_reduced_to_one_number(dtype: Any, values: list[float], expected: dict[str, float]) -> None:
+    leaf = Leaf(key=("info", "hit"), shape=(), dtype=np.dtype(dtype))
+    box = Leaf(key=("observation",), shape=(1,), dtype=np.dtype(np.float32))
+    block = Block(Layout(num_rows=2, num_envs=1, observation=(box,), action=(), info=(leaf,)))
+    block.begin(2)
+    block.lengths[:], block.info[0][:, 0] = 2, values
+    asked = [EpisodeMetric(name=how, key="hit", reduce=how) for how in expected]
+    with pytest.raises(CormorantError, match=r"last reads hit, whose values have the shape \[2\]"):
+        EpisodeMetrics(asked, (replace(leaf, shape=(2,)),), 1)
+    metrics = EpisodeMetrics(asked, (leaf,), 1)
+    found = metrics.of(block, np.array([1]), np.array([0]), lengths=np.array([2]))
+    assert {how: value for how, (value,) in found.items()} == pytest.approx(expected, nan_ok=True)
+
+
+def test_means_leave_out_what_is_no_number() -> None:
+    stats = make_stats(recent_metrics={"a": (1.0, float("nan"), 4.0, float("inf")), "b": (float("nan"),)})
+    assert stats.metric_means == {"a": 2.5, "b": None}
+
+
+def test_metrics_are_told_by_variant() -> None:
+    variants = [{"name": "short", "kwargs": {"lengths": [2]}}, {"name": "long", "kwargs": {"lengths": [5]}}]
+    with counting(num_envs=2, variants=variants, collection={"framesPerBatch": 20}) as collector:
+        found = collector.fill(Block(collector.layout(10)), 20).episodes
+    told = Counter(zip(found.tasks, found.metrics["longest"], strict=True))
+    assert told == {("short", 2.0): 5, ("long", 5.0): 2}
+
+
+def test_the_gauge_has_a_series_for_each_variant() -> None:
+    job = make_job(info=INFO, collection={"episodeMetrics": list(METRICS)})
+    for recent, expected in (
+        ({}, {("success", ""): 0.5}),
+        ({("success", "a"): (1.0,), ("success", "b"): (0.0, float("nan"))}, {("success", "a"): 1, ("success", "b"): 0}),
+    ):
+        exposition = Exposition(HEAD_METRICS, collectorjob="counting")
+        stats = make_stats(recent_metrics={"success": (1.0, 0.0)}, recent_task_metrics=recent)
+        FleetMetrics(job, exposition).sample(stats)
+        found = {
+            (sample.labels["name"], sample.labels["task"]): sample.value
+            for family in text_string_to_metric_families(exposition.text()[0].decode())
+            for sample in family.samples
+            if sample.name == "cormorant_episode_metric"
+        }
+        assert found == expected
