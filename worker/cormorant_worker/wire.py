@@ -62,7 +62,11 @@ class SharedMemory:
                 descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             else:
                 descriptor = os.memfd_create("cormorant")
-            os.ftruncate(descriptor, size_bytes)
+            try:
+                os.ftruncate(descriptor, size_bytes)
+            except OSError:
+                os.close(descriptor)
+                raise
             return cls(descriptor, size_bytes)
         except OSError as error:
             raise FleetError(f"cannot allocate {size_bytes:,} bytes of shared memory: {error}") from error

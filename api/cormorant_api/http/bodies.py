@@ -206,7 +206,7 @@ def memory_response(
     *,
     media_type: str,
     headers: Mapping[str, str],
-    stall_timeout_s: float = 60.0,
+    stall_timeout_s: float,
     on_end: Callable[[End], None] = lambda _: None,
 ) -> PacedResponse:
     """Views of bytes as a response body of known length."""

@@ -108,7 +108,12 @@ async def get_state(head: TheHead) -> Response:
     Unacknowledged batches are counted but not saved: pause and take them first.
     """
     state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
-    return memory_response([memoryview(state)], media_type=SAFETENSORS, headers={"Cache-Control": "no-store"})
+    return memory_response(
+        [memoryview(state)],
+        media_type=SAFETENSORS,
+        headers={"Cache-Control": "no-store"},
+        stall_timeout_s=head.settings.stall_timeout_s,
+    )
 
 
 @router.put(

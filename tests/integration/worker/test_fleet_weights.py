@@ -90,22 +90,23 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with reading(job, workers=1) as (fleet, reader):
-        with fleet._changed:  # past the fleet's own check, which knows what workers accept
-            blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
-            fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
+        blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
         deadline = time.monotonic() + 30
-        while not fleet.receipt(1).refused:
-            assert time.monotonic() < deadline
-            reader.next_batch(timeout=30)
-        receipt = fleet.receipt(1)
-        assert (receipt.applied, receipt.waiting) == ((), ())
-        assert "missing: policy/bias; nothing was applied" in receipt.refused["cpu-0"]
+        for version in (1, 2):
+            with fleet._changed:  # past the fleet's own check, which knows what workers accept
+                fleet._core.offers.publish(blob, PolicyVersion(version), fleet._engine.share(blob.memory))
+            while not fleet.receipt(version).refused:
+                assert time.monotonic() < deadline
+                reader.next_batch(timeout=30)
+        for receipt in (fleet.receipt(1), fleet.receipt(2)):  # it will not apply the first after the second
+            assert (receipt.applied, receipt.waiting) == ((), ())
+            assert "missing: policy/bias; nothing was applied" in receipt.refused["cpu-0"]
         for _ in range(5):
             batch = reader.next_batch(timeout=30)
             assert batch is not None
             assert int(batch["collector", "policy_version"].max()) == 0
-        assert fleet.publish(numbered(2), wait_s=30).applied == ("cpu-0",)
-        assert fleet.receipt(1).refused == {}
+        assert fleet.publish(numbered(3), wait_s=30).applied == ("cpu-0",)
+        assert fleet.receipt(2).refused == {}
 
 
 def test_every_publish_is_reported_under_reset_at_each_batch() -> None:

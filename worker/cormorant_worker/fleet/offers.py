@@ -185,6 +185,6 @@ class Offers:
         return WorkerReceipts(
             version=version,
             applied=tuple(h.name for h in given if h.version >= version),
-            waiting=tuple(h.name for h in behind if h.refusal[0] != version),
-            refused={h.name: h.refusal[1] for h in behind if h.refusal[0] == version},
+            waiting=tuple(h.name for h in behind if h.refusal[0] < version),
+            refused={h.name: h.refusal[1] for h in behind if h.refusal[0] >= version},
         )

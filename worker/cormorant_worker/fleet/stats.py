@@ -36,7 +36,7 @@ class WorkerReceipts:
     waiting: tuple[str, ...]
     """Workers that will apply this version at their next batch."""
     refused: Mapping[str, str] = field(default_factory=dict)
-    """Reasons of the workers that refused it, by worker name."""
+    """Reasons of the workers that refused this version or a newer one, by worker name."""
 
 
 @dataclass(slots=True, kw_only=True)
