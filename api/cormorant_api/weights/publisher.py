@@ -292,7 +292,7 @@ class WeightPublisher:
 
     def _kept(self, number: int) -> bool:
         """Make a version visible to the next head, flush it, and then delete those that it replaces. False on failure,
-        which becomes a warning of the update: the version remains valid.
+        which becomes a warning of the update: the version remains valid, and the last durable ones stay.
         """
         stored = self.store.version(number)
         limit_s = self._limit_s(0 if stored is None else stored.size_bytes)
