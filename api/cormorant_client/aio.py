@@ -5,7 +5,7 @@ Cancelling a call returns at once; its request still completes in the background
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
+
+_END_S = 2.0
+"""Longest time to wait for an acknowledgement under way after an error."""
 
 
 def _in_thread(method: Callable[Concatenate[Client, P], R]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[R]]":
@@ -84,8 +87,9 @@ class AsyncClient:
         return self._client.statistics
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
+        shards = self._client.streaming_split(n)
         self._end_stream()
-        return self._client.streaming_split(n)
+        return shards
 
     async def publish(
         self,
@@ -163,7 +167,11 @@ class AsyncClient:
         ending, self._ending = self._ending, None
         try:
             if ending is not None:
-                await asyncio.wrap_future(ending)
+                # After an error, or in `close`, it is not worth the patience with a head that is away.
+                is_patient = kind is None
+                await asyncio.to_thread(wait, [ending], None if is_patient else _END_S)
+                if is_patient:
+                    ending.result()
             if stream is not None:
                 await stream.__aexit__(kind, *rest)
         finally:

@@ -7,8 +7,10 @@ import inspect
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -394,6 +396,24 @@ def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
             numbers.may_come.set()
         assert (numbers.acked, len(numbers.released)) == ([], 1)
 
+    asyncio.run(run())
+
+
+def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hear() -> None:
+    async def run() -> None:
+        client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
+        batches: Any = SimpleNamespace(__exit__=lambda *_: may_end.wait(30))
+        client._stream = AsyncBatches(batches, client._call)
+        with pytest.raises(CormorantError, match="n is 0"):
+            client.streaming_split(0)
+        assert client._stream is not None, "nothing was ended for what was refused"
+        client.streaming_split(1)
+        began = time.monotonic()
+        await client.close()
+        assert time.monotonic() - began < 20
+        may_end.set()
+
+    may_end = threading.Event()
     asyncio.run(run())
 
 
