@@ -24,6 +24,8 @@ _SEEN_WITHIN_S = 15
 """A running operator has written a new job's first status by then."""
 _WRITTEN_WITHIN_S = 60
 """An operator keeps a status that was written so lately; an older one may be of an operator that is gone."""
+_AT_REST = ("Completed", "Failed", "Suspended", "Paused")
+"""Conditions during which an operator has nothing to write."""
 _TROUBLE = {
     "Accepted": "False",
     "Scheduled": "False",
@@ -121,9 +123,14 @@ def of_operators(deployments: Sequence[Raw], job: Raw | None, *, namespace: str,
     writes = [entry for entry in (job or {}).get("metadata", {}).get("managedFields", ()) if "time" in entry]
     times = [datetime.fromisoformat(entry["time"]) for entry in writes if entry.get("subresource") == "status"]
     is_kept = any((now - time).total_seconds() <= _WRITTEN_WITHIN_S for time in times)
-    if job is not None and is_kept and is_current(job):
+    is_at_rest = job is not None and any(holds(job, kind) for kind in _AT_REST)
+    if job is not None and (is_kept or is_at_rest) and is_current(job):
         watch = f"the operators of the cluster watch only {names}" if names else "the cluster has no operator"
-        yield Finding("note", f"{watch}, but the job's status is up to date: another one keeps it")
+        if is_kept:
+            sentence = f"{watch}, but the job's status is up to date: another one keeps it"
+        else:
+            sentence = f"{watch}; whether another one keeps the job's status does not show while the job rests"
+        yield Finding("note", sentence)
     elif names:
         sentence = (
             f"the operator does not watch namespace {namespace}, only {names}; add it to watchNamespaces of the chart, "

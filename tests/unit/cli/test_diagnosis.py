@@ -66,6 +66,8 @@ def said(findings: Any) -> list[str]:
         ([make_operator(ready=0, watches="a")], written(5), "note the operators of the cluster watch only a, but the"),
         ([], written(300), "problem the operator is not installed: no Deployment has the label"),
         ([], READY, "problem the operator is not installed: no Deployment has the label"),
+        ([], make_job("Paused=True/Spec"), "note the cluster has no operator; whether another one keeps the"),
+        ([], make_job("Paused=True/Spec", generation=2), "problem the operator is not installed: no Deployment"),
     ],
 )
 def test_operator_of_a_namespace_is_one_sentence(operators: list[Any], job: Any, sentence: str) -> None:
