@@ -61,6 +61,8 @@ def connect(
             if (token_file := options.get("token_file")) and not options.get("token"):
                 options["token"] = read_token(token_file)
             client = connect_to_job(cluster, head, "write", namespace=namespace or "", **options)
+            # Processes that get a shard of this client may not be allowed to read the job's Secret.
+            options["token"] = client.again.keywords["token"]
         except CliError as error:
             raise BadAddress(str(error)) from error
         client.again = partial(connect, head, namespace=namespace, context=context, **options)

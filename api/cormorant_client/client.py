@@ -175,7 +175,7 @@ class RemoteShard(Shard):
 class Client(Fleet):
     """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
-    def __init__(self, head: HeadConnection, again: "Callable[[], Client]", *, allow_nonfinite: bool = False) -> None:
+    def __init__(self, head: HeadConnection, again: "partial[Client]", *, allow_nonfinite: bool = False) -> None:
         """`again`: picklable callable with which another process connects to the same head."""
         self._head = head
         self.again = again

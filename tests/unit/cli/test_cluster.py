@@ -2,6 +2,7 @@
 connections to a head by forwarded ports, each a web socket, as a real server has them.
 """
 
+import base64
 import gc
 import json
 import pickle
@@ -197,7 +198,7 @@ class ForwardingServer:
 
     def __init__(self, port: int) -> None:
         self.pods: list[Any] = [POD]
-        self.num_forwarded = 0
+        self.num_forwarded = self.num_secrets_read = 0
         self.answers = threading.Event()
         """Not set: a port-forward is not answered."""
         self.answers.set()
@@ -208,7 +209,10 @@ class ForwardingServer:
         if path.endswith("/portforward"):
             self.answers.wait(30)
             return None
-        document = {"items": self.pods, "metadata": {}} if path.endswith("/pods") else JOB
+        document: Any = {"items": self.pods, "metadata": {}} if path.endswith("/pods") else JOB
+        if "/secrets/" in path:
+            self.num_secrets_read += 1
+            document = {"data": {"write": base64.b64encode(b"mine").decode()}}
         return connection.respond(HTTPStatus.OK, json.dumps(document))
 
     def forward(self, connection: ServerConnection) -> None:
@@ -281,6 +285,15 @@ def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any, monkeypa
         assert threading.excepthook is print, "another one that was set in the meantime stays"
         with pytest.raises(HeadUnreachable, match="the client is closed"):
             client.models()
+
+
+@forwards
+def test_a_shard_has_the_token_of_the_jobs_secret(forwarding: Any) -> None:
+    with ScriptedHead(answer) as head, forwarding(head.port) as server, cormorant.connect("pong") as client:
+        (shard,) = pickle.loads(pickle.dumps(client.streaming_split(1)))  # our own
+        with shard.connect() as other:
+            assert other.models().version == client.models().version == 5
+        assert server.num_secrets_read == 1, "who gets the shard may not be allowed to read Secrets"
 
 
 @forwards
