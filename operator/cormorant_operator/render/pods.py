@@ -324,10 +324,12 @@ def _pod(
     template, placement = merge(base, overlay), origin.placement
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     metadata = metadata if isinstance(metadata, Mapping) else {"annotations": metadata}
-    if placement != NO_PLACEMENT:
-        # Kueue derived it from the template.
-        spec["nodeSelector"] = {**(spec.get("nodeSelector") or {}), **placement.node_selector}
-        spec["tolerations"] = [*(spec.get("tolerations") or ()), *placement.tolerations]
+    if placement != NO_PLACEMENT and isinstance(spec, Mapping):
+        # Kueue derived it from the template, or from the one before.
+        tolerations = spec.get("tolerations") or []
+        own = [*tolerations, *placement.tolerations] if isinstance(tolerations, list) else tolerations
+        node_selector = _over(spec.get("nodeSelector"), placement.node_selector)
+        spec = {**spec, "nodeSelector": node_selector, "tolerations": own}
     # A user's template cannot override identity, ownership and restartPolicy.
     return {
         "apiVersion": "v1",

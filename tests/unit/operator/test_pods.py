@@ -2,6 +2,7 @@
 
 import base64
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from cormorant_operator.render import children
 from cormorant_operator.render.children import derive
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, PodOrigin, head_pod, merge, worker_pod
 from cormorant_operator.settings import OperatorDefaults
+from cormorant_operator.workload import Placement
 from cormorant_testing.operator_world import World, make_job
 
 BIRTH = PodOrigin(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
@@ -380,12 +382,17 @@ def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[st
         {"metadata": {"annotations": "typo"}},
         {"spec": {"containers": [{"name": {"typo": 1}}]}},
         {"spec": {"initContainers": 3, "typo": 1}},
+        {"spec": {"nodeSelector": ["typo"]}},
+        {"spec": {"tolerations": "typo"}},
     ],
 )
 def test_what_is_no_template_is_left_to_the_api_server(template: dict[str, Any]) -> None:
-    pod = worker(template=template)
-    assert "typo" in json.dumps(pod)
-    assert (pod["metadata"]["namespace"], pod["metadata"]["ownerReferences"][0]["controller"]) == ("team-a", True)
+    # Kueue may have admitted the template before.
+    placement = Placement(node_selector={"pool": "a"}, tolerations=({"key": "spot"},))
+    admitted = replace(BIRTH, placement=placement)
+    for pod in (worker(template=template), head(origin=admitted, head={"template": template})):
+        assert "typo" in json.dumps(pod)
+        assert (pod["metadata"]["namespace"], pod["metadata"]["ownerReferences"][0]["controller"]) == ("team-a", True)
     assert make_job(workerGroups=[{"name": "cpu", "template": template}]).templates.quota
 
 
