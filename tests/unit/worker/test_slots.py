@@ -217,6 +217,24 @@ def test_a_worker_that_leaves_gets_the_version_that_its_ticket_waits_for() -> No
     assert connection.offered == [1, 2]  # nobody waits for the third
 
 
+def test_a_worker_applies_what_it_accepted_before_it_refused_a_newer_version() -> None:
+    slots = sized()
+    worker = fill(slots, FakeConnection())
+    for state in (S.READY, S.WORKING):
+        slots.move(worker.slot, state)
+    offers = Offers(slots, Events(), policy=Policy(random=RandomPolicy()))
+    for version, error in ((1, ""), (2, "does not fit"), (3, "does not fit")):
+        blob = WeightsBlob.of({"policy": {"w": torch.zeros(1)}})
+        offers.publish(blob, version, SharedMemory.create(4))
+        offers.send_due(48)
+        offers.note_reply(worker, Reply(number=version, error=error))
+    first, *later = (offers.receipt(PolicyVersion(version)) for version in (1, 2, 3))
+    assert (first.waiting, first.refused, offers.is_decided(first.version, [])) == (("cpu-0",), {}, False)
+    for receipt in later:
+        assert (receipt.waiting, receipt.refused) == ((), {"cpu-0": "does not fit"})
+        assert offers.is_decided(receipt.version, [])
+
+
 def test_listeners_hear_events_in_order_and_harm_nothing() -> None:
     events, heard = Events(), list[FleetEvent]()
 

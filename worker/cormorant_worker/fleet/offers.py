@@ -162,6 +162,8 @@ class Offers:
         if reply.error:
             handle.refusal = (handle.offered, reply.error)
             self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
+        else:
+            handle.accepted = handle.offered
         return not self.offer_next(handle)
 
     def is_decided(self, version: PolicyVersion, behind: list[WorkerHandle]) -> bool:
@@ -176,7 +178,7 @@ class Offers:
 
     def _is_behind(self, handle: WorkerHandle, version: PolicyVersion) -> bool:
         is_given = handle.gets_weights and self.version_of(handle.slot) >= version
-        return is_given and handle.version < version and handle.refusal[0] < version
+        return is_given and handle.version < version and not handle.has_refused(version)
 
     def receipt(self, version: PolicyVersion) -> WorkerReceipts:
         acting = (h for h in self._slots.workers if h.gets_weights)
@@ -185,6 +187,6 @@ class Offers:
         return WorkerReceipts(
             version=version,
             applied=tuple(h.name for h in given if h.version >= version),
-            waiting=tuple(h.name for h in behind if h.refusal[0] < version),
-            refused={h.name: h.refusal[1] for h in behind if h.refusal[0] >= version},
+            waiting=tuple(h.name for h in behind if not h.has_refused(version)),
+            refused={h.name: h.refusal[1] for h in behind if h.has_refused(version)},
         )

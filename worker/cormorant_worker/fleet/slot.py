@@ -171,6 +171,8 @@ class WorkerHandle:
     answers."""
     offered: PolicyVersion = INITIAL_VERSION
     """Version that it was last offered."""
+    accepted: PolicyVersion = INITIAL_VERSION
+    """Version that it last accepted: it will apply it, if it has not."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
     """Version that it last refused, and the reason."""
     version: PolicyVersion = INITIAL_VERSION
@@ -275,6 +277,10 @@ class WorkerHandle:
         return question
 
     # -- what it has told --------------------------------------------------------------------------------------
+
+    def has_refused(self, version: PolicyVersion) -> bool:
+        """True if it refused this version or a newer one, and has accepted neither."""
+        return self.accepted < version <= self.refusal[0]
 
     def drop_ahead(self) -> int:
         """After a reseed, drop the surplus frames of its environments. Returns their number."""
