@@ -143,25 +143,25 @@ class Quiesce:
         # A dataset has these, whatever becomes of the restore. A worker that is lost meanwhile changes the count, too.
         ahead = core.scheduler.landed_frames - core.scheduler.accepted_frames if core.dataset is not None else 0
         core.queue.discard("restore")
-        self._life.seed = saved.seed
-        if core.statistics is not None and CURRENT in saved.statistics:
-            core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
-            core.queue.forget_moments()
-        for version, blob, payload in weights:
-            if version > core.offers.version:
-                core.offers.publish(blob, version, payload)
-        handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
-        commands, reseeded = {}, []
-        for name, slot in names.items():
-            rewinds, first = told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]), 0
-            if not (rewinds and is_last[slot]):
-                place = replace(handles[slot].stream, seed=saved.seed, warmup_frames=-1)
-                stream = core.lineage.begin(slot, place)
-                first = stream.first_trajectory
-                if not rewinds:
-                    reseeded.append((handles[slot], stream))
-            commands[slot] = messages.Restore(first_trajectory=first, rewinds=rewinds)
         try:
+            self._life.seed = saved.seed
+            if core.statistics is not None and CURRENT in saved.statistics:
+                core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
+                core.queue.forget_moments()
+            for version, blob, payload in weights:
+                if version > core.offers.version:
+                    core.offers.publish(blob, version, payload)
+            handles = {handle.slot: handle for handle in core.slots.workers if not handle.slot.is_server}
+            commands, reseeded = {}, []
+            for name, slot in names.items():
+                rewinds, first = told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]), 0
+                if not (rewinds and is_last[slot]):
+                    place = replace(handles[slot].stream, seed=saved.seed, warmup_frames=-1)
+                    stream = core.lineage.begin(slot, place)
+                    first = stream.first_trajectory
+                    if not rewinds:
+                        reseeded.append((handles[slot], stream))
+                commands[slot] = messages.Restore(first_trajectory=first, rewinds=rewinds)
             asked = [handle.reseed(stream) for handle, stream in reseeded]
             self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s, needs_all=True)
             for handle, _ in reseeded:
