@@ -23,8 +23,10 @@ from manifest_making import collector_job
 SEEDS = WorkerPlace(seed=7, index=0)
 
 
-def env_groups_of(num_envs: int, env_groups: int, options: Mapping[str, Any]) -> list[VectorEnv]:
-    parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)), env_groups)
+def env_groups_of(
+    num_envs: int, env_groups: int, options: Mapping[str, Any], seeds: WorkerPlace = SEEDS
+) -> list[VectorEnv]:
+    parts = np.array_split(np.array(seeds.env_seeds(num_envs)), env_groups)
     return [InlineVectorEnv(counting(**options), seeds=part.tolist()) for part in parts]
 
 
@@ -35,6 +37,7 @@ def make_collector(
     policy: str = "",
     policy_kwargs: Mapping[str, Any] | None = None,
     envs: Sequence[VectorEnv] = (),
+    seeds: WorkerPlace = SEEDS,
     max_frames: int = 0,
     resets: bool = False,
     warmup: int = 0,
@@ -44,23 +47,23 @@ def make_collector(
     """A collector of CountingEnvs in this process; random unless `policy` names a factory."""
     observation = OBSERVATION_SPACES[options.get("observation", "box")]
     action = ACTION_SPACES[options.get("action", "discrete")]
-    random = RandomActor(action, SEEDS.seed_of("actions"))
+    random = RandomActor(action, seeds.seed_of("actions"))
     actor: Actor = random
     weights = StagedWeights({})
     if policy:
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(SEEDS.seed)
+            torch.manual_seed(seeds.seed)
             models = load_policy(_entrypoint(policy), dict(policy_kwargs or {}), observation, action)
             actor = PolicyActor(models, observation, action, device=torch.device("cpu"))
         weights = StagedWeights(models.modules)
     config = CollectorConfig(
-        seeds=SEEDS,
+        seeds=seeds,
         max_frames_per_trajectory=max_frames,
         reset_at_each_batch=resets,
         init_random_frames=warmup,
         exploration_type=ExplorationType(exploration),
     )
-    made = list(envs) or env_groups_of(num_envs, env_groups, options)
+    made = list(envs) or env_groups_of(num_envs, env_groups, options, seeds)
     return Collector(made, actor, config=config, warmup=random, weights=weights)
 
 
