@@ -8,15 +8,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import partial, update_wrapper
+from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, WeightsError
 from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
+from cormorant_contract.arguments import check_types
 from cormorant_contract.rest.live import Event
 from cormorant_contract.weights import Publishable
 
@@ -101,6 +103,7 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
     ) -> "AsyncUpdate":
         """Publish weights. Tensors are copied before the first await."""
+        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         body = make_body(weights, model=model, metadata=metadata).copied()
         publish = partial(self._client._publish, body, version=version, wait=wait)
         return AsyncUpdate(await self._call(publish), self._call)

@@ -238,6 +238,7 @@ class Client(Fleet):
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
+        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
     def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
@@ -487,7 +488,6 @@ class Client(Fleet):
             self.close()
 
     def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0) -> Update:
-        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
         for attempt in range(_CONFLICTS):
