@@ -438,6 +438,8 @@ def translated_errors() -> Iterator[None]:
         # Only a worker can check some parts of a manifest: what its policy writes, which ids are registered.
         is_refused = isinstance(error, worker.WorkerFailed) and error.kind in ("ManifestError", "UnknownEnv")
         raise (BadInput if is_refused else CommandFailed)(str(error)) from error
+    except ImportError as error:  # of a library that is there, and cannot be loaded
+        raise CommandFailed(str(error)) from error
 
 
 @contextmanager

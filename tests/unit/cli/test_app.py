@@ -3,8 +3,10 @@
 import inspect
 import json
 import signal
+import sys
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import typer
@@ -216,8 +218,18 @@ def test_export_is_beside_the_dataset_and_names_what_is_cut(uri, tmp_path, capsy
     assert json.loads((tmp_path / "robot" / "meta" / "info.json").read_text())["fps"] == 50
 
 
-def test_what_cannot_be_is_a_sentence(tmp_path, capsys):
+class Unloadable(ModuleType):
+    """A module whose library is installed, and broken."""
+
+    def __getattr__(self, name):
+        raise ImportError("libarrow.so: cannot open shared object file")
+
+
+def test_what_cannot_be_is_a_sentence(tmp_path, capsys, monkeypatch):
     assert dataset("export", "memory://nowhere", "--to", "parquet") == 2
     assert "--out is required" in capsys.readouterr().err
     assert dataset("verify", str(tmp_path)) == 1
     assert "there is no dataset at" in capsys.readouterr().err
+    monkeypatch.setitem(sys.modules, "cormorant_worker.sinks.dataset", Unloadable("cormorant_worker.sinks.dataset"))
+    assert dataset("ls", str(tmp_path)) == 1
+    assert capsys.readouterr().err == "libarrow.so: cannot open shared object file\n"
