@@ -124,8 +124,9 @@ class Connection:
         """A client with the token of a role; errors within the block become one-sentence messages."""
         # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
         is_own = not self.job or _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
+        token = self._own_token(role) if is_own else None
         options: ConnectOptions = {
-            "token": self._own_token(role) or None if is_own else None,
+            "token": token if self.job else token or None,
             "ca_file": self.ca_file or None,
             "timeout_s": TIMEOUT_S,
             "reconnect_s": self.reconnect_s,
@@ -133,7 +134,7 @@ class Connection:
         if not self.job:
             from cormorant_client import connect
 
-            hint = "" if options["token"] else "; give --token or --token-file"
+            hint = "" if token else "; give --token or --token-file"
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
@@ -212,7 +213,7 @@ def connect_to_job(
     namespace = namespace or cluster.namespace
     job = cluster.get("CollectorJob", name, namespace=namespace)
     head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
-    if not options.get("token"):
+    if options.get("token") is None:  # an empty one is refused below
         options["token"] = _token_of(cluster, job, role)
     answer_s = options.get("timeout_s") or ANSWER_S
 
