@@ -116,7 +116,9 @@ class FleetCollector:
         self._running: FreeRunning | None = None
         self._pool = None if settings.trajs_per_batch is None else batches.EpisodePool(settings)
         self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
-        self.fleet: WorkerFleet = self._open(plan.job(), made)
+        job = plan.job()
+        (self._group,) = (group.name for group in job.spec.worker_groups)
+        self.fleet: WorkerFleet = self._open(job, made)
         """The fleet itself: its state, statistics and events."""
         for leaf in () if self._counts is None else self.fleet.layout.observation:
             # Gymnasium's observations lie below "observation".
@@ -337,23 +339,23 @@ class FleetCollector:
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         several = worker_ids if isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str) else [worker_ids]
-        known = {number_of(worker.name): worker.name for worker in self.fleet.stats().workers}
+        known = range(self._plan.num_collectors)  # also those between two processes, or at their ends
         if not several:
             raise ValueError(
-                f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
+                f"worker_ids is empty: there are {[*known]}; name some, or leave worker_ids out for all of them; "
                 "nothing was published"
             )
         found: list[int] = []
         for one in map(plain, several):
             is_number = isinstance(one, int) and not isinstance(one, bool)
-            numbers = [i for i in sorted(known) if (one == i if is_number else str(one) == self._devices[i])]
+            numbers = [i for i in known if (one == i if is_number else str(one) == self._devices[i])]
             if not numbers:
                 raise ValueError(
-                    f"worker_ids {one!r} is not a collector: there are {sorted(known)}, on {sorted(set(self._devices))}"
+                    f"worker_ids {one!r} is not a collector: there are {[*known]}, on {sorted(set(self._devices))}"
                     "; nothing was published"
                 )
             found += numbers
-        return tuple(known[one] for one in dict.fromkeys(found))
+        return tuple(f"{self._group}-{one}" for one in dict.fromkeys(found))
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 

@@ -223,8 +223,7 @@ class RayCollector(FleetCollector):
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:
             due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}
-        # Near the end of total_frames collectors end before their last batches are taken.
-        if due and (due := due & {worker.name for worker in self.fleet.stats().workers}):
+        if due:
             everybody = self._plan.mode == "sync"
             self.update_policy_weights_(worker_ids=None if everybody else [number_of(name) for name in sorted(due)])
             for name in last if everybody else due:  # a weight updater publishes nothing that would say so
