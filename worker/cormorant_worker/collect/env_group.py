@@ -26,8 +26,7 @@ from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, put
 from cormorant_worker.weights.staged import RANDOM_VERSION, StagedWeights
 
-At = int | tuple[Array, Array]
-"""Index of [T, n] arrays: one row of all columns, with a plain slice; or rows and columns [k]."""
+_NO_VERSION = -2
 
 
 class EnvGroup(ABC):
@@ -63,8 +62,8 @@ class EnvGroup(ABC):
         self._max_frames = max_frames
         self._asked: Asked | None = None
         """Rows at the server: those of `_acting`."""
-        self._acting: tuple[Array | slice, At, At] = EVERY_ROW, 0, 1
-        """Columns [k] that act, and two indices of [T, n] arrays: where these columns are, and one row later."""
+        self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
+        """Columns [k] that act one by one, their rows, and the rows after them."""
         self._lengths = trajectories.lengths[columns]
         self._ids = trajectories.ids[columns]
         self._initial_states: Arrays = ()
@@ -164,7 +163,8 @@ class EnvGroup(ABC):
         rows = len(block.observation[0])
         hidden = (as_strided(a, (rows, *a.shape), (0, *a.strides)) for a in self.hidden)
         self._states = (*self._stored_states, *hidden)
-        self._chosen = tuple(a[:, columns] for a in block.action + block.outputs)
+        self._action = tuple(a[:, columns] for a in block.action)
+        self._outputs = tuple(a[:, columns] for a in block.outputs)
         self._info = tuple(a[:, columns] for a in block.info)
         self._reward = block.reward[:, columns]
         self._terminated = block.terminated[:, columns]
@@ -184,26 +184,26 @@ class EnvGroup(ABC):
             self.laps.inference_ns += monotonic_ns() - began
         return acted
 
-    def _act_at(self, actor: Actor, version: int, columns: Array | slice, at: At, following: At) -> None:
-        """Act for columns on what is stored at an index of rows; what follows is written at another one."""
-        self._acting = columns, at, following
-        obs, states = tuple([a[at] for a in self._obs]), tuple([a[at] for a in self._states])
+    def _act_at(self, actor: Actor, version: int, columns: Array, rows: Array, following: Array) -> None:
+        """Act for columns at their own rows; what follows is written at others."""
+        self._acting = columns, rows, following
+        obs = tuple([a[rows, columns] for a in self._obs])
+        states = tuple([a[rows, columns] for a in self._states])
         self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
         if (acted := self._decide(actor, obs, states, self.is_init[columns])) is not None:
             self._send(acted, version)
 
     def _send(self, acted: Acted, version: int) -> None:
         """Send the actions of the acting columns, and write them while the environments step."""
-        columns, at, following = self._acting
+        columns, rows, following = self._acting
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
-        put(self._chosen, at, acted.actions + acted.outputs)
-        self._traj_ids[at] = self._ids[columns]
-        self._version[at] = version if acted.versions is None else acted.versions
-        self._is_init[at] = self.is_init[columns]
+        put(self._action + self._outputs, (rows, columns), acted.actions + acted.outputs)
+        self._traj_ids[rows, columns] = self._ids[columns]
+        self._version[rows, columns] = version if acted.versions is None else acted.versions
+        self._is_init[rows, columns] = self.is_init[columns]
         self.is_init[columns] = False
-        if acted.states:
-            put(self._states, following, acted.states)
+        put(self._states, (following, columns), acted.states)
 
     def _receive(self) -> Step:
         """Send the server's actions if it was asked, and receive a step, timed if `laps` is set."""
@@ -220,14 +220,15 @@ class EnvGroup(ABC):
             self.laps.env_ns += monotonic_ns() - began
         return step
 
-    def _write_step(self, step: Step, columns: Array | slice, at: At, following: At) -> None:
-        """Write what happened to columns at an index of rows, as in `_act_at`."""
-        put(self._obs, following, step.obs)
-        if self._info:
-            put(self._info, at, step.info)
-        self._reward[at] = step.reward
-        self._terminated[at] = step.terminated
-        self._truncated[at] = step.truncated
+    def _write_step(self, step: Step, columns: Array, rows: Array, following: Array, moved: Array | slice) -> None:
+        """Write what happened to columns at their own rows. `moved`: their positions in the step."""
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[following, columns] = value[moved]
+        for stored, value in zip(self._info, step.info, strict=True):
+            stored[rows, columns] = value[moved]
+        self._reward[rows, columns] = step.reward[moved]
+        self._terminated[rows, columns] = step.terminated[moved]
+        self._truncated[rows, columns] = step.truncated[moved]
         self._lengths[columns] += 1
 
     def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
@@ -247,6 +248,8 @@ class LockstepEnvGroup(EnvGroup):
         self._reset_states()
         self._cursor: Array = np.zeros(self.env.num_envs, dtype=np.int64)
         self._dense_rows = self._row = 0
+        self._row_version = _NO_VERSION
+        """Version that the rest of the block was filled with."""
         self._is_dense = True
         self._is_filling = False
         """The block, and not `obs`, has what comes next."""
@@ -279,6 +282,7 @@ class LockstepEnvGroup(EnvGroup):
         self.quota[:] = quota
         self._dense_rows = int(quota.min())
         self._row, self._is_dense = 0, True
+        self._row_version = _NO_VERSION
         if self._dense_rows == 0:
             self._become_uneven()
         self._is_filling = True
@@ -332,12 +336,40 @@ class LockstepEnvGroup(EnvGroup):
     def act(self, actor: Actor, version: int) -> None:
         if self._is_dense and self._row == self._dense_rows:
             self._become_uneven()
-        if self._is_dense:
-            self._act_at(actor, version, EVERY_ROW, self._row, self._row + 1)
+        if not self._is_dense:
+            columns = np.flatnonzero(self._cursor < self.quota)
+            rows = self._cursor[columns]
+            self._act_at(actor, version, columns, rows, rows + 1)
             return
-        columns = np.flatnonzero(self._cursor < self.quota)
-        rows = self._cursor[columns]
-        self._act_at(actor, version, columns, (rows, columns), (rows + 1, columns))
+        t = self._row
+        obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
+        self._random.illegal = self.env.illegal
+        if (acted := self._decide(actor, obs, states, self.is_init)) is not None:
+            self._send(acted, version)
+
+    def _send(self, acted: Acted, version: int) -> None:
+        if not self._is_dense:
+            super()._send(acted, version)
+            return
+        t = self._row
+        self._check.values(acted.actions)
+        self.env.send(acted.actions, EVERY_ROW)
+        # From here on the environments step while this thread writes.
+        for stored, value in zip(self._action, acted.actions, strict=True):
+            stored[t] = value
+        self._traj_ids[t] = self._ids
+        if acted.versions is not None:
+            self._version[t], self._row_version = acted.versions, _NO_VERSION
+        elif version != self._row_version:
+            self._version[t:] = self._row_version = version
+        if acted.outputs:
+            for stored, value in zip(self._outputs, acted.outputs, strict=True):
+                stored[t] = value
+        self._is_init[t] = self.is_init
+        self.is_init[:] = False
+        if acted.states:
+            for stored, value in zip(self._states, acted.states, strict=True):
+                stored[t + 1] = value
 
     # -- landing -----------------------------------------------------------------------------------------------
 
@@ -348,7 +380,15 @@ class LockstepEnvGroup(EnvGroup):
                 self._become_uneven()
             return self._land_some(step)
         t = self._row
-        self._write_step(step, EVERY_ROW, t, t + 1)
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[t + 1] = value
+        if self._info:
+            for stored, value in zip(self._info, step.info, strict=True):
+                stored[t] = value
+        self._reward[t] = step.reward
+        self._terminated[t] = step.terminated
+        self._truncated[t] = step.truncated
+        self._lengths += 1
         self._row = t + 1
         if len(step.ended):
             self._end(t, step.ended, step.final)
@@ -361,14 +401,7 @@ class LockstepEnvGroup(EnvGroup):
         moved = np.ones(len(sent), dtype=np.bool_)
         moved[step.fresh] = False
         columns, rows = sent[moved], self._cursor[sent[moved]]
-        written = step._replace(
-            obs=tuple(a[moved] for a in step.obs),
-            reward=step.reward[moved],
-            terminated=step.terminated[moved],
-            truncated=step.truncated[moved],
-            info=tuple(a[moved] for a in step.info),
-        )
-        self._write_step(written, columns, (rows, columns), (rows + 1, columns))
+        self._write_step(step, columns, rows, rows + 1, moved)
         self._cursor[columns] += 1
         if len(step.ended):
             self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
