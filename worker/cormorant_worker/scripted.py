@@ -15,7 +15,7 @@ from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.gymnasium_env import form_of, has_agents, makes_vector, needed_arguments, why_unsupported
+from cormorant_worker.envs.gymnasium_env import form_of, makes_vector, needed_arguments
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 
 
@@ -204,12 +204,11 @@ class Scripted:
             )
         if self._kind in ("vector", "jax"):
             return
-        if (why := why_unsupported(self.env)) and not (callable(self.env) and has_agents(self.env)):
-            raise ManifestError(f"env {'makes' if callable(self.env) else 'is'} {why}")
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
                 f"env is a {type(self.env).__name__}; pass a class or a function without arguments that makes one "
-                'environment, a gymnasium id such as "CartPole-v1", or a task such as "envpool:Pong-v5"'
+                "environment, a function with the argument num_envs that makes a vector environment, "
+                'a gymnasium id such as "CartPole-v1", or a task such as "envpool:Pong-v5"'
             )
         if callable(self.env) and (needed := needed_arguments(self.env)):
             raise ManifestError(

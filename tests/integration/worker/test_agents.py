@@ -165,7 +165,7 @@ def test_agents_that_do_not_appear_are_named(what: str, sentence: str) -> None:
 
 
 def test_single_environments_point_to_the_block() -> None:
-    with pytest.raises(EnvBuildError, match=r"Party, a PettingZoo environment.*name it in env.pettingzoo"):
+    with pytest.raises(EnvBuildError, match=r"Party, not a gymnasium.Env; .* several agents in env.pettingzoo"):
         make_collector(env={"gymnasium": {"entrypoint": PARTY}})
 
 

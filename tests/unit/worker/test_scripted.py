@@ -26,17 +26,6 @@ def needs_two(first: int, second: int) -> gymnasium.Env:
     raise AssertionError("never called")
 
 
-class Parallel:
-    """Has what PettingZoo's environments of several agents have."""
-
-    possible_agents = ("a", "b")
-
-    def observation_space(self, agent: str) -> gymnasium.Space:
-        raise AssertionError("never called")
-
-
-VECTOR = r"gymnasium vector environment.*pass a function with the argument num_envs that makes it, and num_envs="
-AGENTS = r"PettingZoo environment.*pass open_fleet and make_collector a function"
 STEPS = "environments step themselves; leave it out"
 
 
@@ -96,8 +85,7 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
         ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
         ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pool'),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
-        ({"env": gymnasium.make_vec("CartPole-v1", num_envs=2)}, f"env is a CartPoleVectorEnv, a {VECTOR}"),
-        ({"env": Parallel()}, f"env is a Parallel, a {AGENTS}"),
+        ({"env": gymnasium.make_vec("CartPole-v1", num_envs=2)}, "env is a CartPoleVectorEnv; .*num_envs that makes"),
         ({"env": "envpool:CartPole-v1", "vectorization_mode": "inline"}, f"envpool {STEPS}"),
         ({"env": {"vector": {"id": "CartPole-v1"}}, "vectorization_mode": "inline"}, f"vector {STEPS}"),
         ({"env": "envpool:"}, "is empty"),

@@ -17,7 +17,7 @@ import numpy as np
 
 from cormorant_worker.envs.env_row import row_views
 from cormorant_worker.envs.flat_vector import VectorSource
-from cormorant_worker.envs.gymnasium_env import Env, why_unsupported
+from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.info import InfoField, InfoMisfit, complete_fields, info_writer
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import info_fields
@@ -52,8 +52,6 @@ def as_vector_env(
     if isinstance(env, gymnasium.vector.VectorEnv):
         source = VectorSource(make=lambda num_envs: env, kwargs={})
         return GymVectorEnv(source, seeds=seeds(env.num_envs), info=fields)
-    if why := why_unsupported(env):
-        raise EnvError(f"environments are {why}")
     given = list(env) if isinstance(env, list | tuple) else [env]
     if not given or not all(isinstance(each, gymnasium.Env) or callable(each) for each in given):
         raise EnvError(

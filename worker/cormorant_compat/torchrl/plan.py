@@ -12,7 +12,6 @@ import numpy as np
 from cormorant_compat.arguments import plain
 from cormorant_compat.torchrl.settings import CollectorSettings, broadcast, devices_of, exploration_of, limit
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.envs.gymnasium_env import why_unsupported
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.scripted import info_block, script_job
 
@@ -106,8 +105,6 @@ class Maker:
                 f"env_kwargs {self._kwargs} were given with an environment that is built already "
                 f"({type(maker).__name__}); give a callable that builds it"
             )
-        if why := "" if self._is_env else why_unsupported(maker):
-            raise TypeError(f"{'a callable makes' if callable(maker) else 'an environment is'} {why}")
         if not self._is_env and not callable(maker):
             raise TypeError(
                 f"{maker!r} ({type(maker).__name__}) makes no environment; give a callable that returns one"
@@ -134,8 +131,6 @@ class Maker:
 
             return adapt_torchrl(self.made)
         kind = type(self.made)
-        if why := why_unsupported(self.made):
-            raise EnvBuildError(f"the environment's maker returned {why}")
         raise EnvBuildError(
             f"the environment's maker returned a {kind.__module__}.{kind.__name__}; return a TorchRL environment, a "
             "gymnasium.Env or a MultiThreadedEnv"

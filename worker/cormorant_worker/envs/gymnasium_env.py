@@ -104,36 +104,11 @@ def construct(make: Callable[[], Any], what: str) -> Any:
 def _construct(make: Callable[[], Any], what: str) -> Env:
     env = construct(make, what)
     if not isinstance(env, gymnasium.Env):
-        why = why_unsupported(env) or f"a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env"
-        raise EnvBuildError(f"{what} is {why}")
+        raise EnvBuildError(
+            f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env; name a vector environment "
+            "in env.vector, and one of several agents in env.pettingzoo"
+        )
     return env
-
-
-_VECTOR = (
-    "a gymnasium vector environment, where a single one is needed; for open_fleet and make_collector pass a function "
-    "with the argument num_envs that makes it, and num_envs= for how many; in the compatibility layers pass a function "
-    "that makes one of its environments"
-)
-_AGENTS = (
-    "a PettingZoo environment of several agents; name it in env.pettingzoo, or pass open_fleet and make_collector a "
-    "function or a class that makes one"
-)
-
-
-def why_unsupported(env: Any) -> str:
-    """Why an environment, its class or its factory is unsupported, and what to use instead: "a SyncVectorEnv, a
-    gymnasium vector environment, ...". Empty: no objection.
-    """
-    while isinstance(env, partial):
-        env = env.func
-    if env is gymnasium.make_vec:
-        env = gymnasium.vector.VectorEnv
-    kind = env if isinstance(env, type) else type(env)
-    if issubclass(kind, gymnasium.Env):
-        return ""
-    if issubclass(kind, gymnasium.vector.VectorEnv):
-        return f"a {kind.__name__}, {_VECTOR}"
-    return f"a {getattr(env, '__name__', kind.__name__)}, {_AGENTS}" if has_agents(env) else ""
 
 
 def has_agents(env: Any) -> bool:
@@ -200,11 +175,12 @@ class MadeEnvs(EnvSource):
             return self._built.pop(row)
         made = self.make(row)
         if not isinstance(made, gymnasium.Env):
-            what = why_unsupported(made) or (
-                f"a {type(made).__module__}.{type(made).__name__}; return a gymnasium.Env, or for TorchRL's collectors "
-                "also a TorchRL environment with neither a batch size nor nested keys (put several into a SerialEnv)"
+            raise EnvBuildError(
+                f"the environment maker {name_of(self._makers[row])} returned a {type(made).__module__}."
+                f"{type(made).__name__}; return a gymnasium.Env, or a vector environment from a function with the "
+                "argument num_envs, or for TorchRL's collectors a TorchRL environment with neither a batch size nor "
+                "nested keys (put several into a SerialEnv)"
             )
-            raise EnvBuildError(f"the environment maker {name_of(self._makers[row])} returned {what}")
         leaves(made.observation_space, ("observation",))
         leaves(made.action_space, ("action",))
         return made
