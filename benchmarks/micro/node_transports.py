@@ -1,6 +1,6 @@
 """Transports of rows between nodes: one request and its answer over 127.0.0.1, server in a process of its own.
 
-    frames      the one in use: `send_frame` and `FrameReader` over TCP
+    frames      the one in use: `send_frame` and `read_frames` over TCP
     zeromq      DEALER and ROUTER; once more with CURVE
     grpc        one stream of bytes in both directions
     ray-call    an actor's method
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from cormorant_worker.inference.connections import FrameReader, Header, send_frame
+from cormorant_worker.inference.connections import Header, read_frames, send_frame
 from cormorant_worker.wire import MessageSocket
 
 PIXELS, FLOATS = np.ones((64, 4, 84, 84), np.uint8), np.ones((1, 4), np.float32)
@@ -47,8 +47,7 @@ class Exchange:
     def __init__(self, peer: socket.socket, arrays: Callable) -> None:
         peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         peer.setblocking(False)
-        self._messages, self._reader = MessageSocket(peer), FrameReader()
-        self._arrays = arrays
+        self._messages, self._frames = MessageSocket(peer), read_frames(peer, arrays)
 
     def send(self, header: Header, arrays: list) -> None:
         send_frame(self._messages, header, arrays)
@@ -59,7 +58,7 @@ class Exchange:
             poll.register(self._messages, select.POLLIN | (select.POLLOUT if self._messages.has_unsent else 0))
             poll.poll()
             self._messages.flush()
-            if self._reader.read(self._messages.socket, self._arrays) is not None:
+            if next(self._frames) is not None:
                 return
 
 

@@ -16,12 +16,12 @@ from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.connections import (
     HEADER,
-    FrameReader,
     Greeting,
     Header,
     Listeners,
     ServerConnection,
     listen,
+    read_frames,
     send_frame,
 )
 from cormorant_worker.inference.remote_actor import Asked, RemoteActor
@@ -280,18 +280,18 @@ def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
         end.setblocking(False)
     asked = np.arange(8 << 20, dtype=np.float32).reshape(8, -1)
     stored = np.zeros_like(asked)
-    messages, reader = MessageSocket(ours), FrameReader()
+    messages, frames = MessageSocket(ours), read_frames(theirs, lambda header: [stored[: header.n]])
     header = Header(number=7, version=3, slot=1, n=8)
     send_frame(messages, header, [asked])
     assert messages.has_unsent
-    while (found := reader.read(theirs, lambda header: [stored[: header.n]])) is None:
+    while (found := next(frames)) is None:
         messages.flush()
     assert not messages.has_unsent
     assert found == header
     assert np.array_equal(stored, asked)
     ours.close()
     with pytest.raises(ConnectionResetError):
-        reader.read(theirs, lambda _: [])
+        next(frames)
     theirs.close()
 
 

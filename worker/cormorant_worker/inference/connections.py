@@ -26,7 +26,7 @@ import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
@@ -66,22 +66,17 @@ class Header(NamedTuple):
 class MailboxSlot(NamedTuple):
     """Views of one slot, `[rows, ...]` each."""
 
-    observation: Arrays
-    states: Arrays
-    is_init: Array
+    request: Arrays
+    """Observation, states and is_init, which the worker writes."""
     action: Arrays
     outputs: Arrays
-    next_states: Arrays
-
-    @property
-    def request(self) -> Arrays:
-        """Arrays that the worker writes."""
-        return (*self.observation, *self.states, self.is_init)
+    states: Arrays
+    """The next ones."""
 
     @property
     def answer(self) -> Arrays:
         """Arrays that the server writes."""
-        return (*self.action, *self.outputs, *self.next_states)
+        return (*self.action, *self.outputs, *self.states)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,19 +101,12 @@ class MailboxLayout:
         def take(leaves: tuple[Leaf, ...]) -> Arrays:
             return tuple([cursor.take((self.rows, *leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves])
 
-        return tuple(
-            [
-                MailboxSlot(
-                    observation=take(self.observation),
-                    states=take(self.states),
-                    is_init=cursor.take((self.rows,), np.dtype(np.bool_)),
-                    action=take(self.action),
-                    outputs=take(self.outputs),
-                    next_states=take(self.states),
-                )
-                for _ in range(self.num_slots)
-            ]
-        )
+        request = (*self.observation, *self.states, _IS_INIT)
+        parts = (request, self.action, self.outputs, self.states)
+        return tuple([MailboxSlot(*map(take, parts)) for _ in range(self.num_slots)])
+
+
+_IS_INIT = Leaf(key=("is_init",), shape=(), dtype=np.dtype(np.bool_))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,51 +169,78 @@ def listen(host: str = "") -> Listeners:
     return Listeners(address, local, nodes)
 
 
-class ServerConnection:
-    """A worker's end. Used by one thread. Every method raises OSError when the server is gone."""
+class _End:
+    """One end of a connection. Every method raises OSError when the other end is gone."""
 
-    slots: tuple[MailboxSlot, ...]
+    slots: tuple[MailboxSlot, ...] = ()
     """After the Welcome."""
+
+    def __init__(self, peer: socket.socket, key: bytes) -> None:
+        self.key = key
+        """Key that both ends must know; empty: they are on one machine."""
+        self.messages = MessageSocket(peer)
+        self._frames: Iterator[Header | None]
+        if not key:
+            return
+        # Small frames are sent at once, and the loss of the other node is noticed.
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_AFTER_S // 4)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_AFTER_S // 4)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_S * 1000)
+
+    def open(self, slots: tuple[MailboxSlot, ...], received: Callable[[MailboxSlot], Arrays]) -> None:
+        """Frames follow. `received`: arrays of a slot that the other end writes."""
+        self.slots = slots
+        rows, is_shared = len(slots[0].request[-1]), not self.key
+
+        def arrays(header: Header) -> Sequence[Array]:
+            if header.slot >= len(slots) or header.n > rows:
+                raise ConnectionAbortedError(
+                    f"it sent {header.n} rows for slot {header.slot}; there are {len(slots)} slots of {rows} rows"
+                )
+            return () if is_shared else [a[: header.n] for a in received(slots[header.slot])]
+
+        self._frames = read_frames(self.messages.socket, arrays)
+
+
+class ServerConnection(_End):
+    """A worker's end. Used by one thread."""
 
     def __init__(self, address: ServerAddress, greeting: Greeting) -> None:
         """Begin to meet a server. Raises OSError where it cannot be reached."""
         self._greeting = greeting
-        self._key = b""
-        """Key that both ends must know; empty: the server is on this machine."""
-        self._reader = FrameReader()
         self._poll = select.poll()
         if address.is_on_this_machine:
-            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            peer, key = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), b""
         else:
-            self._key = address.key
-            peer = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
-        self.messages = MessageSocket(peer)
+            peer, key = socket.create_connection((address.host, address.port), timeout=_CONNECT_S), address.key
         try:
+            super().__init__(peer, key)
             peer.settimeout(LOOK_S)
-            if self._key:
-                _use_for_rows(peer)
-            else:
+            if not key:
                 peer.connect(address.local)
                 self.messages.send(greeting)
         except BaseException:
-            self.close()
+            peer.close()
             raise
 
     def read_welcome(self) -> Welcome:
         """Wait for the server's Welcome. Raises TimeoutError where it takes longer than `LOOK_S`; call again."""
         messages = self.messages
-        if self._key and not messages.key:
+        if self.key and not messages.key:
             server, worker = messages.receive_bytes(_NONCE_BYTES), secrets.token_bytes(_NONCE_BYTES)
-            messages.socket.sendall(worker + _proof(self._key, b"worker", server=server, worker=worker))
-            messages.key = _proof(self._key, b"session", server=server, worker=worker)
+            messages.socket.sendall(worker + _proof(self.key, b"worker", server=server, worker=worker))
+            messages.key = _proof(self.key, b"session", server=server, worker=worker)
             messages.send(self._greeting)
         welcome, descriptors = messages.receive()
         if not isinstance(welcome, Welcome):
             raise ConnectionRefusedError("the process that listens there is no inference server")
         if (layout := welcome.layout) is not None:
             size_bytes = layout.size_bytes
-            memory = SharedMemory.create(size_bytes) if self._key else SharedMemory(descriptors[0], size_bytes)
-            self.slots = layout.slots(ArrayCursor(memory.buffer))
+            memory = SharedMemory.create(size_bytes) if self.key else SharedMemory(descriptors[0], size_bytes)
+            self.open(layout.slots(ArrayCursor(memory.buffer)), lambda slot: slot.answer)
             memory.close()
             messages.socket.setblocking(False)
         return welcome
@@ -234,7 +249,7 @@ class ServerConnection:
         """Request actions, without waiting. The arrays must not change before the answer arrives."""
         stored = self.slots[header.slot].request
         rows: Sequence[Array] = ()
-        if self._key:
+        if self.key:
             rows = [np.ascontiguousarray(a, dtype=known.dtype) for a, known in zip(arrays, stored, strict=True)]
         else:
             for target, value in zip(stored, arrays, strict=True):
@@ -243,34 +258,25 @@ class ServerConnection:
 
     def receive(self) -> Header | None:
         """Wait for an answer; its arrays are in the slots. None: incomplete. Raises TimeoutError after `LOOK_S`."""
-        peer = self.messages.socket
-        self._poll.register(peer, select.POLLIN | (select.POLLOUT if self.messages.has_unsent else 0))
+        self._poll.register(self.messages, select.POLLIN | (select.POLLOUT if self.messages.has_unsent else 0))
         if not self._poll.poll(LOOK_S * 1000):
             raise TimeoutError
         self.messages.flush()
-        return self._reader.read(peer, self._answer_arrays)
+        return next(self._frames)
 
     def close(self) -> None:
         self.messages.close()
 
-    def _answer_arrays(self, header: Header) -> Sequence[Array]:
-        return [a[: header.n] for a in self.slots[header.slot].answer] if self._key else ()
 
-
-class ConnectedWorker:
-    """A server's end of a worker's connection. Every method raises OSError when the worker is gone."""
+class ConnectedWorker(_End):
+    """A server's end of a worker's connection."""
 
     def __init__(self, peer: socket.socket, key: bytes = b"") -> None:
         """`key`: what a worker of another node has to know before anything of it is read; empty: it is local."""
+        super().__init__(peer, key)
         peer.setblocking(False)
-        self.key = key
-        self.messages = MessageSocket(peer)
-        self.slots: tuple[MailboxSlot, ...] = ()
-        """After its greeting."""
-        self._reader = FrameReader()
         self._nonce = secrets.token_bytes(_NONCE_BYTES)
         if key:
-            _use_for_rows(peer)
             peer.send(self._nonce)
 
     @property
@@ -292,62 +298,50 @@ class ConnectedWorker:
 
     def read_request(self) -> Header | None:
         """The worker's request; the rows are in its slots. None: incomplete so far."""
-        return self._reader.read(self.messages.socket, self._request_arrays)
+        return next(self._frames)
 
     def answer(self, header: Header) -> None:
         """Tell the worker that its actions are in the slot. They must not change until its next request."""
         arrays = [a[: header.n] for a in self.slots[header.slot].answer] if self.key else ()
         send_frame(self.messages, header, arrays)
 
-    def _request_arrays(self, header: Header) -> Sequence[Array]:
-        rows = len(self.slots[0].is_init)
-        if header.slot >= len(self.slots) or header.n > rows:
-            raise ConnectionAbortedError(
-                f"it sent {header.n} rows for slot {header.slot}; it has {len(self.slots)} slots of {rows} rows"
-            )
-        return [a[: header.n] for a in self.slots[header.slot].request] if self.key else ()
+
+def read_frames(peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Iterator[Header | None]:
+    """Read frames from a socket that does not block. Yields the header of each whose arrays are read, and None where
+    the rest is not there yet. The socket stays readable while another frame is waiting. `arrays`: returns those to
+    read into; raises ConnectionError for a header that the other end may not send. Raises OSError where it is gone.
+    """
+    start = bytearray(HEADER.size)
+    while True:
+        yield from _read_into(peer, [memoryview(start)])
+        header = Header(*HEADER.unpack(start))
+        if rows := arrays(header):
+            yield from _read_into(peer, _bytes_of(rows))
+        yield header
 
 
-class FrameReader:
-    """Reads frames from a socket that does not block, each into the arrays of its slot."""
-
-    def __init__(self) -> None:
-        self._start = bytearray(HEADER.size)
-        self._header: Header | None = None
-        self._views = deque([memoryview(self._start)])
-        """Missing part of the frame's header, later of its arrays."""
-        self._at_once = 1
-
-    def read(self, peer: socket.socket, arrays: Callable[[Header], Sequence[Array]]) -> Header | None:
-        """The next frame, if it is complete. The socket stays readable while another one is waiting. `arrays`: returns
-        those for a header; raises ConnectionError for one that the other end may not send. Raises OSError where the
-        other end is gone.
-        """
-        views, whole = self._views, None
-        while whole is None:
-            try:
-                if len(views) == 1:
-                    count = peer.recv_into(views[0])
-                else:
-                    count = peer.recvmsg_into(list(islice(views, MOST_VIEWS)))[0]
-            except BlockingIOError:
-                return None
-            if not count:
-                raise ConnectionResetError("the other end closed the connection")
-            advance(views, count)
-            if not views and self._header is None:
-                self._header = Header(*HEADER.unpack(self._start))
-                views.extend(_bytes_of(arrays(self._header)))
-            if not views:
-                whole, self._header = self._header, None
-                views.append(memoryview(self._start))
+def _read_into(peer: socket.socket, parts: Iterable[memoryview]) -> Iterator[None]:
+    views, at_once = deque(parts), 1
+    while views:
+        try:
+            if len(views) == 1:
+                count = peer.recv_into(views[0])
+            else:
+                count = peer.recvmsg_into(list(islice(views, MOST_VIEWS)))[0]
+        except BlockingIOError:
             # The kernel reports the socket when it has much of a large frame, and not for each packet.
-            missing = 0 if whole else sum(map(len, views))
-            at_once = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
-            if at_once != self._at_once:
-                self._at_once = at_once
+            missing = sum(map(len, views))
+            wanted = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
+            if wanted != at_once:
+                at_once = wanted
                 peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
-        return whole
+            yield None
+            continue
+        if not count:
+            raise ConnectionResetError("the other end closed the connection")
+        advance(views, count)
+    if at_once != 1:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
 
 
 def send_frame(messages: MessageSocket, header: Header, arrays: Sequence[Array]) -> None:
@@ -362,13 +356,3 @@ def _bytes_of(arrays: Sequence[Array]) -> Iterator[memoryview]:
 def _proof(key: bytes, who: bytes, *, server: bytes, worker: bytes) -> bytes:
     """Proof that an end knows the key, valid for this connection only: from the nonces of both."""
     return hmac.digest(key, b"cormorant " + who + server + worker, "sha256")
-
-
-def _use_for_rows(peer: socket.socket) -> None:
-    """Send small frames at once, and notice when the other node is lost."""
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _DEAD_AFTER_S // 4)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _DEAD_AFTER_S // 4)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_S * 1000)

@@ -136,9 +136,7 @@ class RemoteActor:
         self.weights.acted(version)
         assert self._connection is not None
         slot, n = self._connection.slots[asked.slot], asked.n
-        action, outputs, states = (
-            tuple([a[:n] for a in part]) for part in (slot.action, slot.outputs, slot.next_states)
-        )
+        action, outputs, states = (tuple([a[:n] for a in part]) for part in (slot.action, slot.outputs, slot.states))
         return Acted(action, outputs, states), version
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:

@@ -207,7 +207,7 @@ class InferenceServer:
             states=actor.states,
         )
         memory = SharedMemory.create(layout.size_bytes)
-        client.slots = layout.slots(ArrayCursor(memory.buffer))
+        client.open(layout.slots(ArrayCursor(memory.buffer)), lambda slot: slot.request)
         self._num_slots += len(client.slots)
         welcome = Welcome(layout=layout, initial_states=actor.initial_states, specs=policy.weights.specs)
         with suppress(OSError):  # its end shows at the next turn
@@ -255,7 +255,7 @@ class InferenceServer:
         began_ns = time.monotonic_ns()
         version = self.policy.weights.apply()
         padded = self._how.padded(rows)
-        acted = self.policy.actor.act(*self._gather(taken, padded, len(taken[0].slot.observation)))
+        acted = self.policy.actor.act(*self._gather(taken, padded, len(self.policy.actor.states)))
         values = (*acted.actions, *acted.outputs, *acted.states)
         at = 0
         for waiting in taken:
@@ -277,7 +277,7 @@ class InferenceServer:
         served.wait_s += sum(began_ns - waiting.since_ns for waiting in taken) / 1e9
         served.act_s += act_s
 
-    def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array]:
+    def _gather(self, taken: Sequence[_Waiting], padded: int, num_states: int) -> tuple[Arrays, Arrays, Array]:
         if len(taken) == 1 and taken[0].header.n == padded:
             arrays = [a[:padded] for a in taken[0].slot.request]  # acted on where it lies
         else:
@@ -292,7 +292,9 @@ class InferenceServer:
                 at += n
             for buffer in arrays:
                 buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
-        return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-1]), arrays[-1]
+        *rows, is_init = arrays
+        num_obs = len(rows) - num_states
+        return tuple(rows[:num_obs]), tuple(rows[num_obs:]), is_init
 
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:
