@@ -23,7 +23,7 @@ import numpy as np
 from cormorant_contract.errors import did_you_mean
 from cormorant_worker.envs.envpool_players import PlayersPool, group_players, spaces_of_players
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put
 
@@ -302,15 +302,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         num_envs, self.min_in_flight = self.num_envs, int(pool.config["batch_size"])
         self._is_under_way: Array = np.zeros(num_envs, dtype=np.bool_)
         self._has_started = False
-        # The transition of an ended row waits here until its next episode's first observation is known.
-        self._waits: Array = np.zeros(num_envs, dtype=np.bool_)
-        self._final, self._kept_info = (
-            tuple(np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in parts)
-            for parts in (leaves(self.observation_space, ()), self.info_leaves)
-        )
-        self._reward: Array = np.zeros(num_envs, dtype=np.float32)
-        self._terminated: Array = np.zeros(num_envs, dtype=np.bool_)
-        self._truncated: Array = np.zeros(num_envs, dtype=np.bool_)
+        self._held = HeldEnds(num_envs, leaves(self.observation_space, ()), self.info_leaves)
 
     def start(self) -> Arrays:
         """Begin the first episode everywhere and wait for all of them.
@@ -324,9 +316,9 @@ class AsyncEnvPoolVectorEnv(_OverPool):
             for _ in range(num_batches):
                 self._receive()
         self._has_started = True
-        self._is_under_way[:] = self._waits[:] = False
+        self._is_under_way[:] = self._held.waits[:] = False
         self._pool._reset(np.arange(self.num_envs, dtype=np.int32))
-        first = tuple(np.zeros_like(a) for a in self._final)
+        first = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
         for _ in range(num_batches):
             state = self._receive()
             put(first, state[self._id_at], self._obs(state))
@@ -340,38 +332,13 @@ class AsyncEnvPoolVectorEnv(_OverPool):
     def recv(self) -> Step:
         """Wait for some rows. Rows that just ended return after their phantom step, so the result may be empty."""
         state = self._receive()
-        ids, received, reward = state[self._id_at], self._obs(state), state[self._reward_at]
-        info = self._info(state)
-        terminated, truncated = self._ends(state)
-        begins = self._waits[ids]
-        ended_now = state[self._done_at] & ~begins
-        if ended_now.any():
-            which = ids[ended_now]
-            self._send(tuple([a[: len(which)] for a in self.dummy_actions]), which)  # their phantom step
-            for kept, value in zip((*self._final, *self._kept_info), (*received, *info), strict=True):
-                kept[which] = value[ended_now]
-            self._reward[which] = reward[ended_now]
-            self._terminated[which] = terminated[ended_now]
-            self._truncated[which] = truncated[ended_now]
-            self._waits[which] = True
-        ready = ~ended_now
-        rows = ids[ready].astype(np.int64)
-        begun = begins[ready]
-        self._waits[rows] = self._is_under_way[rows] = False
-        came = tuple([value[ready] for value in info])
-        for value, kept in zip(came, self._kept_info, strict=True):
-            value[begun] = kept[rows[begun]]
-        return Step(
-            rows,
-            tuple(obs[ready] for obs in received),
-            np.where(begun, self._reward[rows], reward[ready]),
-            np.where(begun, self._terminated[rows], terminated[ready]),
-            np.where(begun, self._truncated[rows], truncated[ready]),
-            np.flatnonzero(begun),
-            tuple(kept[rows[begun]] for kept in self._final),
-            NO_ROWS,
-            came,
-        )
+        ids = state[self._id_at].astype(np.int64)
+        columns = state[self._reward_at], *self._ends(state), *self._info(state)
+        step = self._held.pass_on(ids, self._obs(state), columns)
+        if len(ended := ids[self._held.waits[ids]]):
+            self._send(tuple([a[: len(ended)] for a in self.dummy_actions]), ended.astype(np.int32))  # the phantom step
+        self._is_under_way[step.rows] = False
+        return step
 
     def restart(self, rows: Rows) -> Arrays:
         """Not possible while other rows are in flight; `build.py` refuses the settings that would need it."""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, put
 
 if TYPE_CHECKING:
     import torch
@@ -57,6 +57,39 @@ class Step(NamedTuple):
     after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
     info: Arrays = ()
     """[n, ...] per leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Undefined in fresh rows."""
+
+
+class HeldEnds:
+    """Transitions of rows that ended, kept until their next step, which is only a reset: it shows the first observation
+    of their next episode.
+    """
+
+    def __init__(self, num_envs: int, observation: Sequence[Leaf], info: Sequence[Leaf]) -> None:
+        def take(leaves: Sequence[Leaf]) -> Arrays:
+            return tuple([np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves])
+
+        self.waits: Array = np.zeros(num_envs, np.bool_)
+        """[num_envs] rows whose next step is only a reset."""
+        self._final = take(observation)
+        flags = np.zeros((2, num_envs), np.bool_)
+        self._columns: Arrays = (np.zeros(num_envs, np.float32), *flags, *take(info))
+
+    def pass_on(self, rows: Rows, obs: Arrays, columns: Arrays) -> Step:
+        """The step of `rows` [n], without those that ended in it, and with those that had ended in the one before.
+        `columns`: reward, terminated, truncated and info, [n, ...] each.
+        """
+        begins = self.waits[rows]
+        ends = (columns[1] | columns[2]) & ~begins
+        put(self._final, rows[ends], tuple([leaf[ends] for leaf in obs]))
+        put(self._columns, rows[ends], tuple([column[ends] for column in columns]))
+        self.waits[rows] = ends
+        ready = ~ends
+        rows, begun = rows[ready], np.flatnonzero(begins[ready])
+        now = reward, terminated, truncated, *info = tuple([column[ready] for column in columns])
+        put(now, begun, tuple([kept[rows[begun]] for kept in self._columns]))
+        final = tuple([kept[rows[begun]] for kept in self._final])
+        seen = tuple([leaf[ready] for leaf in obs])
+        return Step(rows, seen, reward, terminated, truncated, begun, final, NO_ROWS, tuple(info))
 
 
 class WholeStep(NamedTuple):

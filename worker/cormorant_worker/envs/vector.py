@@ -20,7 +20,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.envs.single_envs import open_rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
@@ -67,9 +67,7 @@ class GymVectorEnv(VectorEnv):
         self._before: Arrays = ()
         self._rows: slice | Rows = EVERY_ROW
         self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)
-        self._held: Stepped | None = None
-        """Results of rows that ended and whose next step is a reset."""
-        self._held_final, self._held_info = self._no_final, tuple[Array, ...]()
+        self._held = HeldEnds(num_envs, vector.leaves, self.info_leaves)
 
     @property
     def interrupted(self) -> Rows:
@@ -77,7 +75,7 @@ class GymVectorEnv(VectorEnv):
 
     def start(self) -> Arrays:
         self._is_interrupted[:] = False
-        self._held = None
+        self._held.waits[:] = False
         if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
             self._vector.settle()
         obs = self._vector.seed(self.seeds, self.options).obs
@@ -98,7 +96,15 @@ class GymVectorEnv(VectorEnv):
         stepped = self._vector.step(tuple(action.copy() for action in self._actions))
         info = self._vector.infos(self._info, stepped, is_same_step=self._mode is AutoresetMode.SAME_STEP)
         if not self.lockstep and self._mode is AutoresetMode.NEXT_STEP:
-            return self._recv_held(stepped, info)
+            # Rows that ended come with the next step, which is the first observation of their next episode.
+            waits = self._held.waits
+            if stepped.reward[waits].any() or (stepped.terminated | stepped.truncated)[waits].any():
+                raise EnvCrashed(
+                    f"{self._vector.name} declares the autoreset_mode NEXT_STEP, and the step after an end had a "
+                    "reward or ended; correct what it declares",
+                    has_stepped=False,
+                )
+            return self._held.pass_on(np.arange(self.num_envs), stepped.obs, (*stepped[1:4], *info))
         obs, ended, final = stepped.obs, stepped.ended, self._no_final
         if len(ended):
             if self._mode is AutoresetMode.SAME_STEP:
@@ -115,7 +121,9 @@ class GymVectorEnv(VectorEnv):
             return Step(EVERY_ROW, obs, *stepped[1:4], ended, final, NO_ROWS, info)
         sent = np.flatnonzero((stepped.terminated | stepped.truncated)[rows])
         final = tuple(leaf[np.searchsorted(ended, rows[sent])] for leaf in final)
-        return _of_rows(rows, stepped, obs, sent, final, info)
+        obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (obs, info))
+        reward, terminated, truncated = (column[rows] for column in stepped[1:4])
+        return Step(rows, obs, reward, terminated, truncated, sent, final, NO_ROWS, info)
 
     def step_tensors(self, actions: Sequence[Any]) -> WholeStep:
         return self._vector.step_tensors(actions, self._info)
@@ -152,31 +160,6 @@ class GymVectorEnv(VectorEnv):
         """Keep what is acted on next, where it is compared with final observations."""
         if self._mode is AutoresetMode.SAME_STEP:
             put(self._before, rows, obs)
-
-    def _recv_held(self, stepped: Stepped, info: Arrays) -> Step:
-        """Rows that ended come with the next step, which is the first observation of their next episode."""
-        begins, held = np.zeros(self.num_envs, dtype=np.bool_), self._held
-        if held is not None:
-            begins[held.ended] = True
-            if stepped.reward[begins].any() or (stepped.terminated | stepped.truncated)[begins].any():
-                raise EnvCrashed(
-                    f"{self._vector.name} declares the autoreset_mode NEXT_STEP, and the step after an end had a "
-                    "reward or ended; correct what it declares",
-                    has_stepped=False,
-                )
-            for now, kept in zip((*stepped[1:4], *info), (*held[1:4], *self._held_info), strict=True):
-                now[begins] = kept[begins]
-        ends = (stepped.terminated | stepped.truncated) & ~begins
-        ended, final = NO_ROWS, self._no_final
-        rows: Rows = np.flatnonzero(~ends)
-        if held is not None:
-            ended, final = np.flatnonzero(begins[~ends]), self._held_final
-        self._held = None
-        if ends.any():
-            self._held = stepped._replace(terminated=stepped.terminated & ends, truncated=stepped.truncated & ends)
-            self._held_final = tuple(leaf[ends] for leaf in stepped.obs)
-            self._held_info = info
-        return _of_rows(rows, stepped, stepped.obs, ended, final, info)
 
 
 def _find_mode(vector: FlatVector) -> AutoresetMode:
@@ -295,13 +278,6 @@ def _same_rows(one: Sequence[Array], other: Sequence[Array]) -> Array:
 
 def _copy(arrays: Arrays) -> Arrays:
     return tuple(array.copy() for array in arrays)
-
-
-def _of_rows(rows: Rows, stepped: Stepped, obs: Arrays, ended: Rows, final: Arrays, info: Arrays) -> Step:
-    """Select some rows of a step of all; `ended` and `final` are of these."""
-    obs, info = (tuple(leaf[rows] for leaf in leaves) for leaves in (obs, info))
-    flags = stepped.terminated[rows], stepped.truncated[rows]
-    return Step(rows, obs, stepped.reward[rows], *flags, ended, final, NO_ROWS, info)
 
 
 def open_envs(request: EnvRequest) -> OpenedEnvs:
