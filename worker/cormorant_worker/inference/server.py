@@ -292,9 +292,8 @@ class InferenceServer:
                 at += n
             for buffer in arrays:
                 buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
-        *rows, is_init = arrays
-        num_obs = len(rows) - num_states
-        return tuple(rows[:num_obs]), tuple(rows[num_obs:]), is_init
+        num_obs = len(arrays) - 1 - num_states
+        return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-1]), arrays[-1]
 
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:
