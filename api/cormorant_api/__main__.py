@@ -71,11 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings.check()
         listen_early(settings.host, settings.port)
         # Slow imports come after the port is open, the slowest after the manifest is checked.
+        from cormorant_worker.fork_server import WORKERS, fork_server
         from cormorant_worker.launch import load_job, refuse_unknown_names
 
         job = load_job(given.job, name=given.name or None)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
+        if given.fleet == "local":
+            fork_server(WORKERS)  # workers' modules are imported in parallel with the head's
         from cormorant_api.server import HeadServer
         from cormorant_worker.fleet.options import FleetOptions
 

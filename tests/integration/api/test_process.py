@@ -29,7 +29,7 @@ from cormorant_testing.collecting import make_checker, make_job, seen_of
 from cormorant_testing.heads import START_S, HeadProcess
 from cormorant_testing.pods import tokens_file
 from cormorant_testing.scripts import environment, until, unused_port
-from cormorant_testing.serving import Api, weights_file
+from cormorant_testing.serving import Api, serve, weights_file
 from cormorant_worker.fleet.fleet_state import FleetState
 
 PATH = "/v1/models/policy/weights"
@@ -186,10 +186,8 @@ def test_command_waits_for_a_head_that_has_yet_to_start(tmp_path: Path, capsys: 
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(entry.run, [*arguments, "120", "--json"])
         until(lambda: str(port) in capsys.readouterr().err or waiting.done())
-        options = ("--port", str(port), "--token-file", str(tokens), "--linger-seconds", "5")
-        with HeadProcess(job, tmp_path / "head", *options) as head:
+        with serve(job, directory=tmp_path / "head", port=port, token_file=tokens):
             assert waiting.result(120) == 0
-            assert head.process.wait(60) == 0
     assert len(json.loads(capsys.readouterr().out)["episodes"]) == 5
 
 
