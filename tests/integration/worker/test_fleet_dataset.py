@@ -90,6 +90,26 @@ def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> Non
     assert existing_dataset(str(tmp_path)).frames == 600
 
 
+def test_a_lost_worker_that_goes_on_adds_no_frames(tmp_path: Path) -> None:
+    """As on a node that is cut off from its head, and not from the dataset."""
+    job, manifest = job_of(tmp_path, 200, step_s=0.02), tmp_path / "cpu-0-0/manifest.jsonl"
+    with reading(job, workers=1, seal_after_s=0.0) as (fleet, reader):
+        reader.next_batch(timeout=60)
+        until(manifest.exists)
+        with fleet._changed:
+            connection = fleet._core.slots["cpu", 0].worker.connection
+            end, connection.close, connection.describe_end = connection.close, lambda: None, lambda: "is cut off"
+            fleet._life.lose(fleet._core.slots["cpu", 0].worker)
+        until(lambda: fleet.stats().restarts == 1, every_s=0)
+        counted = manifest.read_bytes()
+        while reader.next_batch(timeout=60) is not None:
+            pass
+        until(lambda: manifest.read_bytes() != counted)
+        end()
+        assert fleet.stats().frames == 200
+    assert check_all(str(tmp_path), gaps=True, **OPTIONS).frames == 200
+
+
 @pytest.mark.slow
 def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> None:
     job = job_of(tmp_path, 400, queue={"capacityBatches": 1}, collection={"mode": "async"})

@@ -61,9 +61,13 @@ class DatasetRoot:
     def frames(self) -> int:
         return self.written.total()
 
-    def durable_frames(self, part: str) -> int:
-        """Number of frames in a part's manifest; 0 for a part that was never written."""
-        return self._dataset.durable_frames(part) if self._dataset is not None else 0
+    def durable_frames(self, part: str, *, is_over: bool) -> int:
+        """Number of frames in a part's manifest; 0 for a part that was never written. `is_over`: its worker has closed
+        it. A lost one may live on a node that is cut off: what it adds from now on does not count.
+        """
+        if self._dataset is None:
+            return 0
+        return self._dataset.part(part).frames if is_over else self._dataset.durable_frames(part)
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
         """Begin the dataset, or continue with one that fits. Raises DatasetError, such as DatasetMismatch."""

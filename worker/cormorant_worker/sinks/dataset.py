@@ -106,7 +106,9 @@ class StoredDataset:
         return ShardWriter(self.store, part, layout, limits=limits)
 
     def durable_frames(self, name: str) -> int:
-        """Number of frames of one part whose writer has ended, by its manifest; raises the errors of `parts`."""
+        """Number of frames of one part whose writer has ended or is lost, by its manifest; it adds no more to them.
+        Raises the errors of `parts`.
+        """
         return self.part(name, has_ended=True).frames
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:

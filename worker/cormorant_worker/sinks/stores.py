@@ -12,9 +12,10 @@ Behind fsspec there are whole objects, without append and rename. This is weaker
 open shard lives in this process's memory; each manifest line is an object of its own, `<part>/manifest/000000.json`,
 which repeats the lines before it, up to 64 in all; and an object is as durable as its service guarantees.
 
-A request may arrive after its sender has died. The fleet therefore ends a part before it counts its frames:
-`<part>/ended.json` has the number of lines that count. The first writer of such an object wins, which requires
-conditional writes (S3 and MinIO support them).
+A request may arrive after its sender has died, and a worker that its fleet has lost may still write from a node that is
+cut off. The fleet therefore ends the part of a worker that has not finished before it counts its frames:
+`<part>/ended.json` has the number of lines that count. The first writer of such a file wins, which requires conditional
+writes of an object store (S3 and MinIO support them).
 """
 
 import ctypes
@@ -26,9 +27,10 @@ import os
 import shutil
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -69,7 +71,45 @@ class Notes:
     """True if a crash cut off the last line, which is not among `lines`."""
 
 
-class LocalStore:
+class _EndedParts(ABC):
+    """Manifest lines, of which those do not count that come after the fleet has ended their part."""
+
+    @abstractmethod
+    def read_root(self, name: str) -> bytes | None: ...
+
+    @abstractmethod
+    def write_root_once(self, name: str, data: bytes) -> None: ...
+
+    @abstractmethod
+    def _notes_of(self, part: str) -> Notes:
+        """All lines, whether they count or not."""
+
+    def notes(self, part: str) -> Notes:
+        """The lines of a part's manifest that end with a newline, and count."""
+        found = self._notes_of(part)
+        return replace(found, lines=found.lines[: self._read_end(part)])
+
+    def end_part(self, part: str) -> Notes:
+        """The lines of a part whose writer has ended or is lost; what it writes later does not count."""
+        counted, found = self._read_end(part), self._notes_of(part)
+        if counted is None:
+            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(found.lines)}).encode())
+            counted = self._read_end(part)
+        # Another head may have ended it a moment later.
+        is_whole = counted is not None and counted <= len(found.lines)
+        return replace(found, lines=found.lines[:counted]) if is_whole else self.notes(part)
+
+    def _refuse_late(self, part: str, number: int) -> None:
+        """Raise OSError where the part was ended before its `number`-th line was written."""
+        if (counted := self._read_end(part)) is not None and counted <= number:
+            raise OSError(f"a head of this job ended the part after {counted} shards")
+
+    def _read_end(self, part: str) -> int | None:
+        data = self.read_root(f"{part}/{_ENDED}")
+        return None if data is None else int(json.loads(data)["lines"])
+
+
+class LocalStore(_EndedParts):
     """The files of a dataset below one folder. Raises OSError; callers add the explanation."""
 
     def __init__(self, root: Path) -> None:
@@ -120,9 +160,14 @@ class LocalStore:
             os.close(descriptor)
         if number == 0:
             sync_path(self.root / part)
+        self._refuse_late(part, number)
 
-    def notes(self, part: str) -> Notes:
-        """The lines of a part's manifest that end with a newline."""
+    def end_part(self, part: str) -> Notes:
+        with suppress(OSError):  # it was never begun, or the disk is full, and its writer cannot add to it either
+            return super().end_part(part)
+        return self.notes(part)
+
+    def _notes_of(self, part: str) -> Notes:
         try:
             text = (self.root / part / _MANIFEST).read_bytes()
         except FileNotFoundError:
@@ -130,13 +175,10 @@ class LocalStore:
         *lines, rest = text.split(b"\n")
         return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
 
-    end_part = notes
-    """Manifest lines of a part whose writer has ended. Local writes are synchronous, so none are pending."""
-
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
         entries = sorted((self.root / part).iterdir())
-        return {entry.name: entry.stat().st_size for entry in entries if entry.name != _MANIFEST}
+        return {entry.name: entry.stat().st_size for entry in entries if entry.name not in (_MANIFEST, _ENDED)}
 
     def open(self, part: str, name: str) -> Any:
         """A published shard as a pyarrow.NativeFile, mapped into memory, where writes stay in this process."""
@@ -195,7 +237,7 @@ class LocalShardFile:
         self._draft.unlink(missing_ok=True)
 
 
-class ObjectStore:
+class ObjectStore(_EndedParts):
     """The files of a dataset as objects; `LocalStore` documents the methods."""
 
     def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
@@ -265,29 +307,10 @@ class ObjectStore:
             lines.clear()
         text = "".join(f"{known}\n" for known in (*lines, line))
         self.put(f"{part}/{_LINES_FOLDER}/{number:06d}.json", text.encode())
-        if (counted := self._read_end(part)) is not None and counted <= number:
-            raise OSError(f"another head of this job ended the part after {counted} shards")
+        self._refuse_late(part, number)
         lines.append(line)
 
-    def notes(self, part: str) -> Notes:
-        return Notes(lines=self._lines_of(part)[: self._read_end(part)])
-
-    def end_part(self, part: str) -> Notes:
-        """The lines of a part whose writer has ended; those of requests that it sent before and arrive later do not
-        count.
-        """
-        counted, lines = self._read_end(part), self._lines_of(part)
-        if counted is None:
-            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(lines)}).encode())
-            counted = self._read_end(part)
-        # Another head may have ended it a moment later.
-        return Notes(lines=lines[:counted]) if counted is not None and counted <= len(lines) else self.notes(part)
-
-    def _read_end(self, part: str) -> int | None:
-        data = self.read_root(f"{part}/{_ENDED}")
-        return None if data is None else int(json.loads(data)["lines"])
-
-    def _lines_of(self, part: str) -> tuple[str, ...]:
+    def _notes_of(self, part: str) -> Notes:
         """Of each `_LINES` objects the last one has all their lines."""
         found: list[str] = []
         manifest = f"{part}/{_LINES_FOLDER}"
@@ -295,7 +318,7 @@ class ObjectStore:
         for first in range(0, len(names), _LINES):
             data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
             found += [] if data is None else data.decode("utf-8", "replace").splitlines()
-        return tuple(found)
+        return Notes(lines=tuple(found))
 
     def files(self, part: str) -> dict[str, int]:
         ours = (f"{_LINES_FOLDER}/", _ENDED)

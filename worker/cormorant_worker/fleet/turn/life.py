@@ -30,8 +30,6 @@ _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
 _OTHER_FILES = 256
 """File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
-_DURABLE_S = 1.0
-"""Between two looks at the manifest of a worker that was killed."""
 _HEALTHY_S = 600.0
 """After which the failures of a worker that delivered a batch are counted from zero."""
 _POD_ENDS_S = 10.0
@@ -47,16 +45,7 @@ def _see_off(
     told = connection.describe_end()
     how = "" if is_told else told
     connection.close()
-    if durable_frames is None:
-        return how, None
-    durable = durable_frames()
-    while is_killed:
-        # On another machine it may have been in the middle of its manifest.
-        time.sleep(_DURABLE_S)
-        before, durable = durable, durable_frames()
-        if durable == before:
-            break
-    return how, durable
+    return how, durable_frames() if durable_frames is not None else None
 
 
 class SlotLife:
@@ -311,9 +300,10 @@ class SlotLife:
     ) -> None:
         """Handle a worker that has ended or must end: its slot is free once its frames are accounted for."""
         core, slot = self._core, handle.slot
-        is_told = bool(reason) or slot.final_state is not None
+        has_finished = slot.final_state is not None
+        is_told = bool(reason) or has_finished
         part = handle.connection.place.attempt_name
-        ask = partial(core.dataset.durable_frames, part) if core.dataset is not None else None
+        ask = partial(core.dataset.durable_frames, part, is_over=has_finished) if core.dataset is not None else None
         see_off = partial(_see_off, handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask)
         bury = partial(self._bury, handle, reason=reason, kind=kind, is_misplaced=is_misplaced)
         core.slots.move(slot, SlotState.GONE)
