@@ -66,13 +66,18 @@ def test_no_frame_has_older_weights_after_applied() -> None:
 
 
 def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
-    with make_fleet(make_job(num_envs=1, policy="versioned", action="box", lengths=5), workers=1) as fleet:
+    job = make_job(num_envs=1, policy="versioned", action="box", lengths=5)
+    with make_fleet(job, workers=1) as fleet:
         for version in (2**62 + 1, 2**63):
             with pytest.raises(WeightsError, match=f"{version} is past {2**62}, the highest allowed"):
                 fleet.publish(numbered(1), version=version)
         assert fleet.version == 0
         assert fleet.publish(numbered(1), version=2**62, wait_s=30).applied == ("cpu-0",)
         assert fleet.publish(numbered(2), wait_s=30).version == 2**62 + 1
+        saved = fleet.state()
+    with make_fleet(job, workers=1, starts_paused=True) as fleet:
+        fleet.restore(saved)
+        assert fleet.receipt(2**62 + 1, wait_s=30).applied == ("cpu-0",)
 
 
 def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:

@@ -46,6 +46,8 @@ from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
 
+_HIGHEST_CHOSEN = 2**62
+"""The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
 _PEEK_S = 2.0
@@ -215,6 +217,8 @@ class WorkerFleet:
             raise WeightsError(
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
             )
+        if version is not None and version > _HIGHEST_CHOSEN:
+            raise WeightsError(f"version {version} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         if not isinstance(weights, WeightsBlob):
             if (data := file_of(weights)) is not None:
                 weights = WeightsBlob.from_bytes(data)

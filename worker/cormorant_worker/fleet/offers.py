@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from cormorant_contract.policy import Policy
-from cormorant_worker.errors import StaleWeights, WeightsError
+from cormorant_worker.errors import StaleWeights
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.slot import Slot, WorkerHandle
 from cormorant_worker.fleet.slots import Slots
@@ -21,9 +21,6 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import Offer
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, Weights
 from cormorant_worker.worker.messages import Reply
-
-_HIGHEST_CHOSEN = 2**62
-"""The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,13 +64,11 @@ class Offers:
     ) -> PolicyVersion:
         """Offer new weights to all workers, or to those of some slots, and to later ones: one copy in memory for all.
         Releases versions that are no longer the newest of any model. `wanted`: the version; None: one more than the
-        last. Raises StaleWeights where it is not higher than the last, WeightsError above 2**62.
+        last. Raises StaleWeights where it is not higher than the last.
         """
         version = PolicyVersion(self.version + 1 if wanted is None else wanted)
         if version <= self.version:
             raise StaleWeights(f"weights version {version} is not newer than {self.version}; publish a higher one")
-        if wanted is not None and version > _HIGHEST_CHOSEN:
-            raise WeightsError(f"version {version} is past {_HIGHEST_CHOSEN}, the highest allowed; choose a lower one")
         statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
         published = PublishedVersion(version, blob, payload, statistics)
         newest = dict.fromkeys(blob.tensors, published)
