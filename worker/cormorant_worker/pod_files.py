@@ -20,8 +20,6 @@ class PodFile(Enum):
 
     LEAVE = "leave"
     """Its appearance tells the actor to leave."""
-    HEARTBEAT = "pulse"
-    """The actor's heartbeat, for the supervisor's metrics."""
     KEPT = "kept"
     """Folder of the newest weights, for the actor that a new head starts here."""
     BLOCKED = "blocked"

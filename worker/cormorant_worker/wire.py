@@ -19,7 +19,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -53,15 +52,10 @@ class SharedMemory:
         self._map = mmap.mmap(descriptor, size_bytes)
 
     @classmethod
-    def create(cls, size_bytes: int, *, path: Path | None = None) -> "SharedMemory":
-        """Create zeroed memory. `path`: file that holds this memory, replaced if it exists; None: anonymous."""
+    def create(cls, size_bytes: int) -> "SharedMemory":
+        """Create zeroed memory."""
         try:
-            if path is not None:
-                # A file of its own: who maps the one that was there before keeps that.
-                path.unlink(missing_ok=True)
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            else:
-                descriptor = os.memfd_create("cormorant")
+            descriptor = os.memfd_create("cormorant")
             try:
                 os.ftruncate(descriptor, size_bytes)
             except OSError:

@@ -1,14 +1,12 @@
-"""Metrics of a worker pod's supervisor and its worker. Their names differ from the head's, so that no sum counts
+"""Metrics of a worker pod's supervisor. Their names differ from the head's, so that no sum counts
 twice.
 """
 
-from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE, MetricList
+from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, MetricList
 
 _METRICS = MetricList("cormorant_worker_", COLLECTORJOB, GROUP)
 JOINED = _METRICS.gauge("joined", "1 if the pod's Ray node is a member of the head's cluster.")
 JOINS = _METRICS.counter("joins_total", "Number of times the pod's Ray node joined a head.")
-FRAMES = _METRICS.counter("frames_total", "Frames stepped by workers in this pod.")
-PHASE_SECONDS = _METRICS.counter("phase_seconds_total", "Time of the worker by activity.", PHASE)
 _DEVICES = "the pod has NVIDIA devices"
 GPU_UTILIZATION = _METRICS.gauge(
     "gpu_utilization_ratio", "Fraction of time in which a kernel was running.", GPU, when=_DEVICES

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import sys
 import time
@@ -172,11 +171,6 @@ def test_head_starts_with_one_worker_of_two(tmp_path: Path) -> None:
         # Of two slots one has a pod.
         assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
         assert job.take(api)
-        # The actor's pulse, as the supervisor tells it; the head's names are others.
-        found = re.search(r"cormorant_worker_frames_total\{.*\} (\S+)", worker.get("/metrics")[1])
-        assert found is not None
-        assert float(found[1]) > 0
-        assert api.get("/metrics").body.count(b"cormorant_worker_frames_total") == 0
         with job.worker(0) as other:
             # Takes nothing meanwhile: on a busy machine all frames would be collected before it has started.
             until_all_ready(api)

@@ -5,18 +5,14 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from http.client import HTTPConnection
-from itertools import count
 from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import METRICS
-from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_testing.scripts import environment, run_script, until
-from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.pod_files import PodFile, explain_end
 from cormorant_worker.supervisor import ray_command
@@ -24,7 +20,6 @@ from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
 from cormorant_worker.supervisor.ray_command import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
-from cormorant_worker.worker.heartbeat import Heartbeat
 
 WORKER = {
     "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3", "CORMORANT_ATTEMPT": "2",
@@ -107,7 +102,7 @@ def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cau
 
 def test_probes_tell_the_pods_standing() -> None:
     state = PodState()
-    metrics = PodMetrics(state, job="pong", group="cpu", heartbeat_file=Path("/nowhere"))
+    metrics = PodMetrics(state, job="pong", group="cpu")
     paths = ("/livez", "/readyz", "/readyz?wait=0", "/other")
     assert [answer(path, state, metrics)[0] for path in paths] == [200, 503, 503, 404]
     threading.Timer(0.2, lambda: (setattr(state, "is_joined", True), setattr(state, "joins", 1))).start()
@@ -123,8 +118,9 @@ def test_probes_tell_the_pods_standing() -> None:
 
 
 @pytest.mark.parametrize("pod_ip", ["127.0.0.1", "::1"])
-def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -> None:
-    with PodProbes(PodState(), of_pod(tmp_path), pod_ip=pod_ip, port=0) as probes:
+def test_probes_listen_on_the_pods_address_family(pod_ip: str) -> None:
+    state = PodState()
+    with PodProbes(state, PodMetrics(state, job="", group="cpu"), pod_ip=pod_ip, port=0) as probes:
         connection = HTTPConnection(pod_ip, probes.port, timeout=10)
         connection.request("GET", "/livez")
         assert connection.getresponse().status == 200
@@ -237,53 +233,9 @@ def test_rays_end_is_explained_beside_the_count(tmp_path: Path) -> None:
     assert read_termination_path({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")
 
 
-def of_pod(folder: Path) -> PodMetrics:
-    return PodMetrics(PodState(is_joined=True, joins=2), job="pong", group="cpu", heartbeat_file=folder / "pulse")
-
-
-def value(pod: PodMetrics, name: str, **labels: str) -> float:
-    for family in text_string_to_metric_families(pod.text()[0].decode()):
-        for sample in family.samples:
-            if sample.name == name and labels.items() <= sample.labels.items():
-                return sample.value
-    raise AssertionError(f"no {name} {labels}")
-
-
-def test_the_contracts_metrics_are_exported(tmp_path: Path) -> None:
-    families = text_string_to_metric_families(of_pod(tmp_path).text()[0].decode())
-    exported = {sample.name for family in families for sample in family.samples}
-    assert exported == {metric.name for metric in METRICS["worker"] if not metric.when}
-
-
-def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> None:
-    pod = of_pod(tmp_path)
-    assert value(pod, "cormorant_worker_frames_total") == 0
-    for frames in (100, 30):
-        pulse = Heartbeat.create(tmp_path / "pulse")
-        timing = Timing(pulse.timing)
-        timing.rest(IDLE)
-        pulse.frames[0] = frames
-        assert value(pod, "cormorant_worker_frames_total") >= frames
-        time.sleep(0.02)
-    assert value(pod, "cormorant_worker_frames_total") == 130
-    idle = value(pod, "cormorant_worker_phase_seconds_total", phase="idle")
-    assert 0.02 <= idle < 5
-    time.sleep(0.02)
-    assert value(pod, "cormorant_worker_phase_seconds_total", phase="idle") >= idle + 0.02
-
-
-def test_two_scrapes_at_once_count_no_frame_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod, calls = of_pod(tmp_path), count()
-    Heartbeat.create(tmp_path / "pulse").frames[0] = 100
-    other = threading.Thread(target=pod.text)
-
-    def interrupted(*numbers: int) -> int:
-        if next(calls) == 1 + len(ACTIVITIES):  # the totals are written, what they go up to is not
-            other.start()
-            other.join(0.2)
-        return max(numbers)
-
-    monkeypatch.setattr("cormorant_worker.supervisor.probes.max", interrupted, raising=False)
-    pod.text()
-    other.join()
-    assert value(pod, "cormorant_worker_frames_total") == 100
+def test_the_contracts_metrics_are_exported() -> None:
+    pod = PodMetrics(PodState(is_joined=True, joins=2), job="pong", group="cpu")
+    families = text_string_to_metric_families(pod.text()[0].decode())
+    exported = {sample.name: sample.value for family in families for sample in family.samples}
+    assert exported.keys() == {metric.name for metric in METRICS["worker"] if not metric.when}
+    assert (exported["cormorant_worker_joined"], exported["cormorant_worker_joins_total"]) == (1, 2)

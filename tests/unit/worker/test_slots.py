@@ -15,7 +15,7 @@ from cormorant_testing.checked_loop import check_slots
 from cormorant_testing.collecting import make_job
 from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.collect.timing import Timing
+from cormorant_worker.collect.timing import NUM_TIMING, Timing, spent_ns
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import FleetError, LastWorker, StateError
 from cormorant_worker.fleet.events import Events, FleetEvent
@@ -26,7 +26,6 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.slot import Slot, SlotState, WorkerHandle
 from cormorant_worker.fleet.slots import Lineage, Slots
 from cormorant_worker.fleet.stats import FleetCounters
-from cormorant_worker.heartbeat_layout import NUM_TIMING, spent_ns
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.wire import SharedMemory

@@ -6,8 +6,17 @@ import numpy as np
 import pytest
 
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.collect.timing import BUILD, ENV, IDLE, INFERENCE, PAUSED, TRANSFER, Timing
-from cormorant_worker.heartbeat_layout import NUM_TIMING, spent_ns
+from cormorant_worker.collect.timing import (
+    BUILD,
+    ENV,
+    IDLE,
+    INFERENCE,
+    NUM_TIMING,
+    PAUSED,
+    TRANSFER,
+    Timing,
+    spent_ns,
+)
 
 
 def seconds(numbers: np.ndarray, clock: SimpleNamespace) -> dict[str, float]:

@@ -6,17 +6,22 @@ Everything between two calls belongs to one activity. Stepping time is divided a
 rest, in the proportions of the last measured steps.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic_ns
 
 import numpy as np
 
-from cormorant_worker import heartbeat_layout
-from cormorant_worker.heartbeat_layout import ACTIVITY, NUM_TIMING, SINCE, STEPPING
 from cormorant_worker.spaces import Array
 
-ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(heartbeat_layout.NUM_ACTIVITIES)
+ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(NUM_ACTIVITIES := 8)
 """In the order of `cormorant_contract.metrics.labels.ACTIVITIES`."""
+ACTIVITY, SINCE = NUM_ACTIVITIES, NUM_ACTIVITIES + 1
+"""Positions of the current activity, and of its begin, after the nanoseconds by activity; 0: nothing has begun."""
+NUM_TIMING = NUM_ACTIVITIES + 2
+STEPPING = -1
+"""Value of ACTIVITY while stepping: this time is divided among several activities when the next vector step is
+measured."""
 _EVERY = 16
 """Vector steps for each one that is measured."""
 _WEIGHT = 0.2
@@ -43,9 +48,20 @@ class Laps:
     """In `act` of the actor."""
 
 
+def spent_ns(timing: Sequence[int], *, until_ns: int) -> tuple[int, ...]:
+    """Nanoseconds by activity, from the [NUM_TIMING] numbers: of vector steps, up to the last measured one; of another
+    current activity, which is written only when it ends, up to `until_ns` by this machine's `time.monotonic_ns`.
+    """
+    activity, since = timing[ACTIVITY], timing[SINCE]
+    spent = list(timing[:NUM_ACTIVITIES])
+    if activity != STEPPING and since:
+        spent[activity] += max(0, until_ns - since)
+    return tuple(spent)
+
+
 class Timing:
     """One worker's time. Owned by the thread that steps; others, in any process of this
-    machine, whose clock is the same, read its numbers: `heartbeat_layout.spent_ns`.
+    machine, whose clock is the same, read its numbers: `spent_ns`.
     """
 
     def __init__(self, numbers: Array | None = None) -> None:

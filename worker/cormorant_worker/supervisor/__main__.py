@@ -20,7 +20,7 @@ import structlog
 
 from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
 from cormorant_worker.logs import LogContext, configure_logs
-from cormorant_worker.pod_files import PodFile, write_sentence
+from cormorant_worker.pod_files import write_sentence
 from cormorant_worker.supervisor.pods import WorkerPod, run_head
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
@@ -47,8 +47,7 @@ def main(arguments: Sequence[str]) -> int:
             case ["worker"]:
                 settings, state = read_worker_settings(os.environ), PodState()
                 context.group, context.worker = settings.group, settings.slot
-                heartbeat = settings.ray.path(PodFile.HEARTBEAT)
-                metrics = PodMetrics(state, job=settings.job, group=settings.group, heartbeat_file=heartbeat)
+                metrics = PodMetrics(state, job=settings.job, group=settings.group)
                 with PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port) as probes:
                     log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
                     WorkerPod(settings, signals, state).run()

@@ -198,7 +198,7 @@ class WorkerPod:
 
     def _forget_ray(self) -> None:
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
-        for file in (PodFile.LEAVE, PodFile.HEARTBEAT, PodFile.BLOCKED):
+        for file in (PodFile.LEAVE, PodFile.BLOCKED):
             self._settings.ray.path(file).unlink(missing_ok=True)
 
 

@@ -4,24 +4,17 @@ only the supervisor: a pod that waits for a head is alive.
 Imports only the metrics of the contract, which do not need pydantic.
 """
 
-import os
-import struct
 import threading
 import time
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from socket import AF_INET, AF_INET6
 from typing import Any, Self
 
 from cormorant_contract.metrics import worker as declared
-from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker import heartbeat_layout
 from cormorant_worker.errors import SupervisorRefused
-from cormorant_worker.heartbeat_layout import FRAMES, TIMING
 from cormorant_worker.metrics.exposition import Exposition
 
 _HUNG_S = 60.0
@@ -47,35 +40,16 @@ class PodState:
 
 
 class PodMetrics:
-    """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
+    """One pod's metrics, read when it is scraped."""
 
-    def __init__(self, state: PodState, *, job: str, group: str, heartbeat_file: Path) -> None:
-        self._state, self._group, self._heartbeat_file = state, group, heartbeat_file
+    def __init__(self, state: PodState, *, job: str, group: str) -> None:
+        self._state, self._group = state, group
         self._exposition = Exposition(declared.WORKER_METRICS, collectorjob=job)
-        self._actor = 0
-        """Inode of the heartbeat that was read last: each actor makes a file of its own."""
-        self._last = (0,) * (1 + len(ACTIVITIES))
-        self._totals = [0] * (1 + len(ACTIVITIES))
-        self._reading = threading.Lock()
-        """Guards what was read last, and the totals: two scrapes at a time would count a difference twice."""
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         show = partial(self._exposition.show, group=self._group)
         show(declared.JOINED, self._state.is_joined)
         show(declared.JOINS, self._state.joins)
-        with self._reading, suppress(OSError, struct.error):  # no actor has begun
-            with self._heartbeat_file.open("rb") as file:
-                actor, numbers = os.fstat(file.fileno()).st_ino, heartbeat_layout.parse(file.read())
-            # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
-            until_ns = time.monotonic_ns() if self._state.is_joined else 0
-            now = (numbers[FRAMES], *heartbeat_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
-            before = self._last if actor == self._actor else (0,) * len(now)
-            self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
-            self._actor, self._last = actor, tuple(map(max, now, before))
-        frames, *spent = self._totals
-        show(declared.FRAMES, frames)
-        for activity, spent_ns in zip(ACTIVITIES, spent, strict=True):
-            show(declared.PHASE_SECONDS, spent_ns / 1e9, phase=activity)
         library, devices = _driver()
         for index, device in enumerate(devices):
             try:

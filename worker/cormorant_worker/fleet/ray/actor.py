@@ -149,7 +149,7 @@ class WorkerActor:
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
-        self._heartbeat = Heartbeat.create(PodFile.HEARTBEAT.path)
+        self._heartbeat = Heartbeat.create()
         self._kept = CachedWeights(PodFile.KEPT.path)
         self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
