@@ -82,20 +82,21 @@ class InstantConnection:
     def flush(self) -> Sequence[Source]:
         return ()
 
-    def send(self, message: object, attached: Payload | None = None) -> None:
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
         match message:
             case Finish():
                 self._say(Finished())
                 self.is_open = False
             case Ticket():
                 self._collect(message)
-            case Request():
-                self._say(Reply(number=message.number))
-                if isinstance(message.command, Offer):
-                    self.version = message.command.version
-                    self._say(Applied(version=self.version))
             case _:
                 assert isinstance(message, Begin), message
+
+    def ask(self, request: Request, payload: Payload | None) -> None:
+        self._say(Reply(number=request.number))
+        if isinstance(request.command, Offer):
+            self.version = request.command.version
+            self._say(Applied(version=self.version))
 
     def _collect(self, ticket: Ticket) -> None:
         self.frames += ticket.num_frames

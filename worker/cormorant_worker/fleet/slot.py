@@ -22,6 +22,7 @@ from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
 
@@ -243,9 +244,12 @@ class WorkerHandle:
 
     # -- talking -----------------------------------------------------------------------------------------------
 
-    def send(self, message: object, attached: Payload | None = None) -> None:
-        """Send a message and what belongs to it, unless the worker is dying."""
-        self.connection.send(message, attached)
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
+        """Send a message that is not a request, unless the worker is dying. `memory`: that of a ticket's new block."""
+        self.connection.send(message, memory)
+        self._flush()
+
+    def _flush(self) -> None:
         if self.connection.flush() and not self.is_gone:
             self.stuck.add(self)
 
@@ -254,7 +258,8 @@ class WorkerHandle:
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command, is_awaited)
-        self.send(request, payload)
+        self.connection.ask(request, payload)
+        self._flush()
         return question
 
     def tell(self, command: Command) -> None:

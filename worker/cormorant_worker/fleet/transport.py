@@ -14,7 +14,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Start
+from cormorant_worker.worker.messages import Request, Start
 
 
 class Source(Protocol):
@@ -62,10 +62,13 @@ class WorkerConnection(Protocol):
     def receive(self, source: Source) -> Sequence[object]:
         """Messages that have arrived at a ready source."""
 
-    def send(self, message: object, attached: Payload | None = None) -> None:
-        """Send a message, unless the worker is gone; requests never wait behind the others. Unsent bytes wait for
-        `flush`. `attached`: a request's bytes, or the memory of a ticket's block that this worker does not know yet.
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
+        """Send a message that is not a request, unless the worker is gone. Unsent bytes wait for `flush`. `memory`: of
+        a ticket's block that this worker does not know yet.
         """
+
+    def ask(self, request: Request, payload: Payload | None) -> None:
+        """Send a request and its bytes as `send` does; it never waits behind other messages."""
 
     def flush(self) -> Sequence[Source]:
         """Send pending bytes. Returns the sources that accept no more now: call it again when they are writable."""

@@ -84,11 +84,14 @@ class WorkerProcess:
                 channel.flush()
         return [channel for channel in unsent if channel.has_unsent]
 
-    def send(self, message: object, attached: Payload | None = None) -> None:
-        assert attached is None or isinstance(attached, SharedMemory), attached
-        channel = self.control if isinstance(message, Request) else self.data
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
         with suppress(OSError):  # as in `flush`
-            channel.send(message, *([] if attached is None else [attached.descriptor]))
+            self.data.send(message, *([] if memory is None else [memory.descriptor]))
+
+    def ask(self, request: Request, payload: Payload | None) -> None:
+        assert payload is None or isinstance(payload, SharedMemory), payload
+        with suppress(OSError):  # as in `flush`
+            self.control.send(request, *([] if payload is None else [payload.descriptor]))
 
     def describe_end(self) -> str:
         how = self._fork_server.describe_end(self._number) if self.pid else "closed its connection"

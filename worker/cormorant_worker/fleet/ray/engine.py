@@ -225,18 +225,17 @@ class RayConnection:
 
     # -- talking -----------------------------------------------------------------------------------------------
 
-    def send(self, message: object, attached: Payload | None = None) -> None:
-        match message:
-            case Ticket():
-                collected = self.handle.collect.remote(next(self._turns), message)
-                self._batches.append((message, collected, result := collected.future()))
-                result.add_done_callback(lambda _: self._news.wake())
-            case Request():
-                assert attached is None or isinstance(attached, ObjectPayload), attached
-                references = [] if attached is None else [attached.reference]
-                self._expect(self.handle.answer.remote(message, references))
-            case _:  # other calls detect an actor that is gone
-                self.handle.tell.remote(next(self._turns), message, self._settled())
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
+        if isinstance(message, Ticket):
+            collected = self.handle.collect.remote(next(self._turns), message)
+            self._batches.append((message, collected, result := collected.future()))
+            result.add_done_callback(lambda _: self._news.wake())
+        else:  # other calls detect an actor that is gone
+            self.handle.tell.remote(next(self._turns), message, self._settled())
+
+    def ask(self, request: Request, payload: Payload | None) -> None:
+        assert payload is None or isinstance(payload, ObjectPayload), payload
+        self._expect(self.handle.answer.remote(request, [] if payload is None else [payload.reference]))
 
     def _expect(self, reference: Any) -> None:
         def arrived(result: "Future[Any]") -> None:
