@@ -11,6 +11,7 @@ COMMAND imports what it needs -> Ray answers: the ready file appears -> COMMAND 
 """
 
 import ctypes
+import math
 import os
 import shutil
 import signal
@@ -76,6 +77,8 @@ class WorkerPod:
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._watch = HeadWatch(settings.head)
         self._blocked = settings.ray.path(PodFile.BLOCKED)
+        self._num_heard = 0
+        """Signals that need not end what it waits for."""
         self._refusals = 0
         self._ray: Child | None = None
 
@@ -107,7 +110,7 @@ class WorkerPod:
                     reason=f"the head at {self._head} has not answered for {now - began:.0f} s ({why}); this pod "
                     "keeps waiting and joins when a head answers",
                 )
-            self._rest(_BETWEEN_PROBES_S)
+            self._wait(_BETWEEN_PROBES_S)
             if self._signals:
                 return
         ray = self._ray = Child(
@@ -115,7 +118,7 @@ class WorkerPod:
             ray_command.ray_environment(os.environ, self._settings.ray),
             watch_for=ray_command.STARTED,
         )
-        self._wait_while(lambda: ray.poll() is None and not ray.has_said and ray.lived_s() < _JOIN_S)
+        self._wait(_JOIN_S, until=lambda: ray.has_said or ray.poll() is not None)
         if has_joined := ray.has_said and ray.poll() is None:
             self._state.joins += 1
             self._state.is_joined = True
@@ -124,16 +127,13 @@ class WorkerPod:
                 "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
                 seconds=round(ray.lived_s(), 1),
             )  # fmt: skip
-            self._wait_while(
-                lambda: ray.poll() is None and not self._blocked.exists() and not self._watch.is_head_gone()
-            )
+            self._wait(until=lambda: ray.poll() is not None or self._blocked.exists() or self._watch.is_head_gone())
         if self._signals:
             return
         self._state.is_joined = False
         if self._blocked.exists():
             # The head hears the reason from the actor first.
-            deadline = time.monotonic() + _REPORT_S
-            self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
+            self._wait(_REPORT_S, until=lambda: ray.poll() is not None or not _has_actor())
             raise PodBlocked(self._blocked.read_text())
         cause, sentence = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         self._clean_up()
@@ -147,45 +147,43 @@ class WorkerPod:
         else:
             self._refusals = 0
             log.warning("ray_ended", cause=cause, reason=sentence, text=ray.output_tail()[-_LAST_WORDS:])
-        self._rest(_PAUSE_S)
+        self._wait(_PAUSE_S)
 
     def _leave(self) -> None:
-        """Have the actor finish or hand over its batch, within the grace period."""
+        """Have the actor finish or hand over its batch, within the grace period; a second signal ends that."""
         self._state.is_leaving = True
         self._state.is_joined = False
-        began = time.monotonic()
-        limit_s = max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
-        if self._ray is None or self._ray.poll() is not None or not _has_actor():
-            log.info("left", slot=self._settings.slot, reason="no worker was running")
+        began, self._num_heard = time.monotonic(), len(self._signals)
+        slot, limit_s = self._settings.slot, max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
+
+        def is_over() -> bool:
+            return self._ray is None or self._ray.poll() is not None or not _has_actor()
+
+        if is_over():
+            log.info("left", slot=slot, reason="no worker was running")
             return
-        log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
+        log.info("leaving", slot=slot, limit_s=limit_s)
         self._settings.ray.path(PodFile.LEAVE).touch()
-        asked = len(self._signals)
-        while _has_actor() and self._ray.poll() is None and len(self._signals) == asked:
-            if time.monotonic() - began > limit_s:
-                log.warning(
-                    "left_in_the_middle",
-                    slot=self._settings.slot,
-                    reason=f"the worker did not finish its batch within {limit_s:.0f} s "
-                    "(CORMORANT_GRACE_SECONDS less the time to end Ray); the batch is collected again",
-                )
-                return
-            self._look_around()
-        log.info("left", slot=self._settings.slot, seconds=round(time.monotonic() - began, 1))
+        if self._wait(limit_s, until=is_over):
+            log.info("left", slot=slot, seconds=round(time.monotonic() - began, 1))
+        else:
+            log.warning(
+                "left_in_the_middle",
+                slot=slot,
+                reason=f"the worker did not finish its batch within {limit_s:.0f} s "
+                "(CORMORANT_GRACE_SECONDS less the time to end Ray); the batch is collected again",
+            )
 
-    def _rest(self, seconds: float) -> None:
+    def _wait(self, seconds: float = math.inf, *, until: Callable[[], bool] = lambda: False) -> bool:
+        """Look around until something is so, a signal came, or the time is over, which returns False."""
         deadline = time.monotonic() + seconds
-        self._wait_while(lambda: time.monotonic() < deadline)
-
-    def _wait_while(self, condition: Callable[[], bool]) -> None:
-        """Look around until something has changed or SIGTERM came; callers' conditions are bounded, or say so."""
-        while condition() and not self._signals:
-            self._look_around()
-
-    def _look_around(self) -> None:
-        self._state.ticked = time.monotonic()
-        reap([self._ray.pid] if self._ray is not None else [])
-        time.sleep(_TICK_S)
+        while len(self._signals) == self._num_heard and not until():
+            if time.monotonic() > deadline:
+                return False
+            self._state.ticked = time.monotonic()
+            reap([self._ray.pid] if self._ray is not None else [])
+            time.sleep(_TICK_S)
+        return True
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
