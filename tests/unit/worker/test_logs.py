@@ -1,5 +1,6 @@
-"""Log lines: the same fields on each, for machines; and lines for people on a terminal."""
+"""Log lines: the same fields on each, for machines, and lines for people on a terminal. Classes of errors."""
 
+import inspect
 import io
 import json
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from cormorant_worker import errors
 from cormorant_worker.logs import FIELDS, LogContext, configure_logs, quiet_by_default
 
 
@@ -69,3 +71,14 @@ def test_a_script_sees_warnings_alone_unless_it_configured_logs(capsys: pytest.C
     quiet_by_default()
     structlog.get_logger().info("worker_ready")
     assert "worker_ready" in out.getvalue()
+
+
+ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass) if found.__module__ == errors.__name__]
+REFUSALS = {"ManifestError", "DeviceUnavailable", "UnknownEnv", "InvalidAction", "PolicyMismatch"}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_errors_are_runtime_errors_and_refusals_value_errors(error: type[Exception]) -> None:
+    """Scripts that were written for TorchRL and Tianshou catch them."""
+    assert issubclass(error, RuntimeError)
+    assert issubclass(error, ValueError) == (error.__name__ in REFUSALS)

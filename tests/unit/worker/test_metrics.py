@@ -1,7 +1,11 @@
-"""What is scraped: escaped, monotone, and nothing that was not declared."""
+"""What is measured and scraped: shares of time of which nothing is lost or counted twice; metrics that are escaped and
+monotone.
+"""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +13,9 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.labels import Metric
+from cormorant_contract.metrics.labels import ACTIVITIES, Metric
+from cormorant_worker.collect import timing as times
+from cormorant_worker.collect.timing import NUM_TIMING, Timing, spent_ns
 from cormorant_worker.metrics.exposition import Exposition, observe_all
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)
@@ -70,3 +76,56 @@ def test_a_strict_reader_of_openmetrics_takes_the_scrape() -> None:
     returns, lengths = families["cormorant_episode_return"], families["cormorant_episode_length_steps"]
     assert {sample.name for sample in returns.samples} == set(declared.EPISODE_RETURN.sample_names)
     assert {sample.name for sample in lengths.samples} == set(declared.EPISODE_LENGTH.sample_names)
+
+
+def seconds(numbers: np.ndarray, clock: SimpleNamespace) -> dict[str, float]:
+    spent = spent_ns(numbers.tolist(), until_ns=clock.ms * 1_000_000)
+    return {name: ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """The clock of `Timing`, in `ms`."""
+    clock = SimpleNamespace(ms=1_000)
+    monkeypatch.setattr("cormorant_worker.collect.timing.monotonic_ns", lambda: clock.ms * 1_000_000)
+    return clock
+
+
+def step(timing: Timing, clock: SimpleNamespace, *, env_ms: int, inference_ms: int, rest_ms: int) -> bool:
+    """One vector step that takes so long; whether it was measured."""
+    laps = timing.next_laps()
+    clock.ms += env_ms + inference_ms + rest_ms
+    if laps is not None:
+        laps.env_ns += env_ms * 1_000_000
+        laps.inference_ns += inference_ms * 1_000_000
+        timing.measured(laps)
+    return laps is not None
+
+
+def test_one_step_in_sixteen_stands_for_all(clock: SimpleNamespace) -> None:
+    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
+    timing.begin()
+    measured = [step(timing, clock, env_ms=3, inference_ms=1, rest_ms=1) for _ in range(33)]
+    timing.rest(times.IDLE)
+    assert [i for i, was in enumerate(measured) if was] == [0, 16, 32]
+    spent = seconds(numbers, clock)
+    assert spent["env"] + spent["inference"] + spent["transfer"] == pytest.approx(0.165)
+    assert (spent["env"], spent["inference"]) == pytest.approx((0.099, 0.033))
+    found = timing.take()
+    assert (found.seconds, found.env_step_s, found.inference_s) == pytest.approx((0.165, 0.003, 0.001))
+    assert timing.take().seconds == 0
+
+
+def test_what_goes_on_is_counted_up_to_now(clock: SimpleNamespace) -> None:
+    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
+    clock.ms += 10
+    assert seconds(numbers, clock)["build"] == pytest.approx(0.01)
+    timing.rest(times.IDLE)
+    clock.ms += 20
+    spent = seconds(numbers, clock)
+    assert (spent["build"], spent["idle"]) == pytest.approx((0.01, 0.02))
+
+
+def test_activities_are_numbered_as_the_contract_names_them() -> None:
+    ours = (times.ENV, times.INFERENCE, times.TRANSFER, times.IDLE, times.PAUSED, times.BUILD)
+    assert [ACTIVITIES[i] for i in ours] == ["env", "inference", "transfer", "idle", "paused", "build"]
