@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from cormorant_testing.real_cluster import ROOT, Installation
-from cormorant_testing.real_job import SMALL, Job, note, running
+from cormorant_testing.real_job import Job, note, running, small_example
 
 pytestmark = pytest.mark.slow
 
@@ -60,10 +59,8 @@ def tables(text: str) -> list[dict[str, Any]]:
 
 
 def test_table_of_a_cluster_is_that_of_a_laptop(installed: Installation, volume: Path) -> None:
-    document = yaml.safe_load(EXAMPLE.read_text())
+    document = small_example(EXAMPLE.name)
     document["spec"]["collection"]["episodes"]["count"] = COUNT
-    for part in (document["spec"]["head"], *document["spec"]["workerGroups"]):
-        part["resources"] = SMALL
     evaluate = f"cormorant evaluate {document['metadata']['name']}"
     began = time.monotonic()
     with running(installed.jobs, document) as job:

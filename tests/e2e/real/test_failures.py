@@ -63,8 +63,7 @@ class Scene:
 def scene(installed: Installation) -> Iterator[Scene]:
     namespace, image = installed.jobs, installed.images.job
     # Taints of the only node are for jobs.
-    installed.release.upgrade(f"jobs.pollSeconds={POLL_S}", "tolerations[0].operator=Exists", chart=installed.chart)
-    installed.wait()
+    installed.upgrade(f"jobs.pollSeconds={POLL_S}", "tolerations[0].operator=Exists")
     sidecars = {
         # What a drain evicts comes back to the only node, as it would to another one.
         "tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
@@ -80,8 +79,7 @@ def scene(installed: Installation) -> Iterator[Scene]:
         made = Scene(learner.job, other, learner, node, heads_lost=[])
         made.until_well()
         yield made
-    installed.release.upgrade(chart=installed.chart)
-    installed.wait()
+    installed.upgrade()
 
 
 def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation) -> None:

@@ -1,11 +1,17 @@
-"""What pods run beside or instead of the job's own image: user code from an image, an OpenEnv sidecar, GPU groups."""
+"""What pods run beside or instead of the job's own image: user code from an image, libraries of other kinds of
+environments, an OpenEnv sidecar, GPU groups.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from cormorant_client.delivery import decode
+from cormorant_testing.placements.parties import PartyJob, PartyLoop
 from cormorant_testing.real_cluster import PREFIX, ROOT, Installation, build_image
 from cormorant_testing.real_job import SMALL, note, running, small_job
 
@@ -34,11 +40,9 @@ def base(installed: Installation, request: pytest.FixtureRequest) -> Iterator[st
     is_copied = request.param == "copied"
     if not is_copied and not mounts_images(installed):
         pytest.skip("the API server has no image volumes: Kubernetes 1.35, or 1.33 with the feature gate ImageVolume")
-    installed.release.upgrade(f"jobs.imageVolumes={'never' if is_copied else 'always'}", chart=installed.chart)
-    installed.wait()
+    installed.upgrade(f"jobs.imageVolumes={'never' if is_copied else 'always'}")
     yield installed.images.operator if is_copied else "scratch"
-    installed.release.upgrade("jobs.imageVolumes=auto", chart=installed.chart)
-    installed.wait()
+    installed.upgrade()
 
 
 def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Path) -> None:
@@ -87,8 +91,8 @@ def test_groups_of_both_kinds_collect_in_one_job(installed: Installation) -> Non
         job.delete()
 
 
-SERVER = ROOT / "tests" / "support" / "cormorant_testing" / "openenv_server.py"
-DOCKERFILE = """
+SUPPORT = ROOT / "tests" / "support" / "cormorant_testing"
+OPENENV = """
 FROM python:3.11-slim-bookworm
 RUN python -m venv /opt/venv && /opt/venv/bin/pip install --quiet "openenv>=0.10"
 COPY openenv_server.py /srv/
@@ -97,11 +101,17 @@ CMD ["sh", "-c", "/opt/venv/bin/python /srv/openenv_server.py 8000 4 0.0.0.0; ex
 """
 
 
+def build_with(image: str, dockerfile: str, folder: Path, *modules: str) -> None:
+    """Build an image with modules of the tests' support."""
+    for module in modules:
+        (folder / module).write_text((SUPPORT / module).read_text())
+    (folder / "Dockerfile").write_text(dockerfile)
+    build_image(image, folder)
+
+
 def test_a_sidecar_that_is_killed_comes_back_alone(installed: Installation, tmp_path: Path) -> None:
     image = f"{PREFIX}/openenv-walk:{installed.images.tag}"
-    (tmp_path / SERVER.name).write_text(SERVER.read_text())
-    (tmp_path / "Dockerfile").write_text(DOCKERFILE)
-    build_image(image, tmp_path)
+    build_with(image, OPENENV, tmp_path, "openenv_server.py")
     fields = {"observation": [{"name": "total", "dtype": "int64"}], "legalActions": "legal"}
     env = {"openenv": {"image": image, "numEnvs": 2, "fields": fields}}
     manifest = small_job("walk", env, collection={"framesPerBatch": 64})
@@ -125,3 +135,67 @@ def test_a_sidecar_that_is_killed_comes_back_alone(installed: Installation, tmp_
         assert set(job.pods("worker")) == {pod}
         note(f"frames: {job.ask('/v1/status').json['frames']}")
         job.delete()
+
+
+KINDS = """
+FROM python:3.11-slim-bookworm AS libraries
+RUN python -m venv /opt/pip \
+ && /opt/pip/bin/pip install --quiet --no-deps --target /libraries jax jaxlib ml_dtypes opt_einsum scipy pettingzoo
+FROM {image}
+COPY --from=libraries /libraries /opt/libraries
+COPY agents.py functional.py /opt/libraries/
+ENV PYTHONPATH=/opt/cormorant:/opt/libraries
+"""
+BATCHES = 12
+
+
+@pytest.fixture(scope="module")
+def image(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> str:
+    name, dockerfile = f"{PREFIX}/kinds:{installed.images.tag}", KINDS.format(image=installed.images.job)
+    build_with(name, dockerfile, tmp_path_factory.mktemp("kinds"), "agents.py", "functional.py")
+    return name
+
+
+class ChainCheck:
+    """What follows a frame is what the next one begins with, unless an episode ended there."""
+
+    def __init__(self) -> None:
+        self.frames, self.ended = 0, list[int]()
+        self._following: torch.Tensor | None = None
+        self._goes_on = torch.zeros(0)
+
+    def take(self, batch: Any) -> None:
+        for t in range(batch.shape[1]):
+            observation, after = batch["observation"][:, t], batch["next", "observation"][:, t]
+            if self._following is not None:
+                is_same = (observation == self._following).all(-1)
+                assert (is_same == self._goes_on).all(), (self.frames, t)
+            self._following, self._goes_on = after, ~batch["next", "done"][:, t, 0]
+            self.frames += len(batch)
+            self.ended += [self.frames] * int((~self._goes_on).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "block", "check"),
+    [
+        ("vector", {"id": "CartPole-v1"}, ChainCheck),
+        ("pettingzoo", {"entrypoint": "agents:Party"}, partial(PartyLoop, PartyJob(absences="deaths", num_envs=4))),
+        ("jax", {"entrypoint": "functional:make"}, ChainCheck),
+    ],
+)
+def test_every_frame_is_the_environments(
+    installed: Installation, image: str, kind: str, block: dict[str, Any], check: Callable[[], ChainCheck | PartyLoop]
+) -> None:
+    collection = {"framesPerBatch": 128, "totalFrames": 128 * BATCHES}
+    manifest = small_job(kind, {kind: {**block, "numEnvs": 4}}, image=image, collection=collection)
+    checked = check()
+    with running(installed.jobs, manifest) as job:
+        for _ in range(BATCHES):
+            batch = job.take()
+            checked.take(decode(memoryview(batch.body)).tensordict(copy=True))
+            job.ack(batch)
+        assert job.take().status == 410
+        note(f"{kind}: {checked.frames} frames, {len(checked.ended)} ends of episodes")
+    assert checked.frames == 128 * BATCHES
+    assert checked.ended

@@ -1,13 +1,12 @@
 """A Prometheus finds a job's pods and the operator as the chart's PodMonitors say: every panel has data.
 
 Pods are found and reached through the API server: none of their addresses need be known to this machine. Debian's
-Prometheus is built without a discovery of Kubernetes: a thread writes a file with the same labels.
+Prometheus is built without a discovery of Kubernetes: a thread writes a file with what it would find.
 """
 
 import contextlib
+import itertools
 import json
-import re
-import subprocess
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ import pytest
 import safetensors.numpy
 
 from cormorant_testing.helm import CHART, POD_MONITOR, Manifest, find, render
+from cormorant_testing.kubectl import forward
 from cormorant_testing.prometheus import Prometheus, substitute
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running, small_job
@@ -29,7 +29,7 @@ LOOK_S = 1.0
 
 
 class PodDiscovery(Repeated):
-    """Pods of some namespaces, in a file for `file_sd_configs`. Use as a context manager."""
+    """The pods of some PodMonitors, in a file for `file_sd_configs`. Use as a context manager."""
 
     proxy: str
     """Address of the API server without its credentials, on this machine."""
@@ -40,16 +40,8 @@ class PodDiscovery(Repeated):
         self._monitors = monitors
 
     def __enter__(self) -> "PodDiscovery":
-        command = ["kubectl", "proxy", "--address=127.0.0.1", "--port=0"]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:\d+", line)
-        if found is None:
-            self._process.kill()
-            self._process.communicate(timeout=30)
-            raise AssertionError(f"kubectl proxy said: {line}")
-        self.proxy = found[0]
+        self._process, port = forward("proxy", "--address=127.0.0.1", "--port=0")
+        self.proxy = f"127.0.0.1:{port}"
         self._look()
         return super().__enter__()
 
@@ -58,85 +50,35 @@ class PodDiscovery(Repeated):
         self._process.kill()
         self._process.communicate(timeout=30)
 
-    def scrape_configs(self) -> Iterator[dict[str, Any]]:
-        """One for each endpoint of each monitor, with the labels that the Prometheus operator gives."""
-        place = ("namespace", "pod_name", "pod_container_port_number")
-        for monitor in self._monitors:
-            name = f"{monitor['metadata']['namespace']}/{monitor['metadata']['name']}"
-            labels = monitor["spec"]["selector"]["matchLabels"].items()
-            for number, endpoint in enumerate(monitor["spec"]["podMetricsEndpoints"]):
-                yield {
-                    "job_name": f"podMonitor/{name}/{number}",
-                    "metrics_path": endpoint["path"],
-                    "file_sd_configs": [{"files": [str(self.file)]}],
-                    "relabel_configs": [
-                        _keep("__meta_kubernetes_namespace", "|".join(_namespaces(monitor))),
-                        *(_keep(_label(label), re.escape(value)) for label, value in labels),
-                        _keep("__meta_kubernetes_pod_container_port_name", re.escape(endpoint["port"])),
-                        _copy("__meta_kubernetes_namespace", "namespace"),
-                        _copy("__meta_kubernetes_pod_name", "pod"),
-                        _copy("__meta_kubernetes_pod_container_name", "container"),
-                        _copy("__address__", "instance"),
-                        {"target_label": "job", "replacement": name},
-                        {"target_label": "endpoint", "replacement": endpoint["port"]},
-                        {
-                            "source_labels": [*(f"__meta_kubernetes_{part}" for part in place), "__metrics_path__"],
-                            "regex": "(.+);(.+);(.+);(.+)",
-                            "target_label": "__metrics_path__",
-                            "replacement": "/api/v1/namespaces/$1/pods/$2:$3/proxy$4",
-                        },
-                        {"target_label": "__address__", "replacement": self.proxy},
-                    ],
-                }
-
     def _look(self) -> None:
-        namespaces = {name for monitor in self._monitors for name in _namespaces(monitor)}
-        groups: list[dict[str, Any]] = []
-        for name in sorted(namespaces):
-            path = f"http://{self.proxy}/api/v1/namespaces/{name}/pods"
-            with urllib.request.urlopen(path, timeout=30) as response:
-                groups += [group for pod in json.load(response)["items"] for group in _target_groups(pod)]
+        groups = [group for monitor in self._monitors for group in self._target_groups(monitor)]
         fresh = self.file.with_suffix(".new")
         fresh.write_text(json.dumps(groups))
         fresh.replace(self.file)
 
-
-def _namespaces(monitor: Manifest) -> list[str]:
-    """Where its pods are."""
-    selected = monitor["spec"].get("namespaceSelector", {})
-    return list(selected.get("matchNames", [monitor["metadata"]["namespace"]]))
-
-
-def _target_groups(pod: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """What the discovery of Kubernetes says of a pod that has an address and has not ended."""
-    status, metadata = pod["status"], pod["metadata"]
-    if not status.get("podIP") or status["phase"] in ("Failed", "Succeeded"):
-        return
-    for container in pod["spec"]["containers"]:
-        for port in container.get("ports", ()):
-            yield {
-                "targets": [f"{status['podIP']}:{port['containerPort']}"],
-                "labels": {
-                    "__meta_kubernetes_namespace": metadata["namespace"],
-                    "__meta_kubernetes_pod_name": metadata["name"],
-                    "__meta_kubernetes_pod_container_name": container["name"],
-                    "__meta_kubernetes_pod_container_port_name": port["name"],
-                    "__meta_kubernetes_pod_container_port_number": str(port["containerPort"]),
-                    **{_label(label): value for label, value in metadata.get("labels", {}).items()},
-                },
-            }
-
-
-def _label(label: str) -> str:
-    return "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", label)
-
-
-def _keep(source: str, regex: str) -> dict[str, Any]:
-    return {"action": "keep", "source_labels": [source], "regex": regex}
-
-
-def _copy(source: str, target: str) -> dict[str, Any]:
-    return {"source_labels": [source], "target_label": target}
+    def _target_groups(self, monitor: Manifest) -> Iterator[dict[str, Any]]:
+        """Each port that a monitor selects of a pod that has an address and has not ended, with the labels that the
+        Prometheus operator gives.
+        """
+        own, spec = monitor["metadata"], monitor["spec"]
+        for namespace in spec.get("namespaceSelector", {}).get("matchNames", [own["namespace"]]):
+            with urllib.request.urlopen(f"http://{self.proxy}/api/v1/namespaces/{namespace}/pods", timeout=30) as reply:
+                pods = json.load(reply)["items"]
+            for pod, endpoint in itertools.product(pods, spec["podMetricsEndpoints"]):
+                name, status = pod["metadata"]["name"], pod["status"]
+                is_chosen = spec["selector"]["matchLabels"].items() <= pod["metadata"].get("labels", {}).items()
+                if not is_chosen or not status.get("podIP") or status["phase"] in ("Failed", "Succeeded"):
+                    continue
+                for container in pod["spec"]["containers"]:
+                    ports = container.get("ports", ())
+                    for number in (p["containerPort"] for p in ports if p.get("name") == endpoint["port"]):
+                        path = f"/api/v1/namespaces/{namespace}/pods/{name}:{number}/proxy{endpoint['path']}"
+                        labels = {
+                            "__metrics_path__": path, "job": f"{own['namespace']}/{own['name']}",
+                            "instance": f"{status['podIP']}:{number}", "endpoint": endpoint["port"],
+                            "namespace": namespace, "pod": name, "container": container["name"],
+                        }  # fmt: skip
+                        yield {"targets": [self.proxy], "labels": labels}
 
 
 FILES = CHART / "files"
@@ -207,7 +149,8 @@ def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     monitors = [find(manifests, "PodMonitor", name) for name in (RELEASE, f"{RELEASE}-jobs")]
     with PodDiscovery(folder, monitors) as pods:
         rules = FILES / "rules" / "cormorant.yaml"
-        with Prometheus(folder / "db", list(pods.scrape_configs()), rules=rules) as db:
+        scraped = {"job_name": "pods", "file_sd_configs": [{"files": [str(pods.file)]}]}
+        with Prometheus(folder / "db", [scraped], rules=rules) as db:
             yield db
 
 

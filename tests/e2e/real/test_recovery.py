@@ -1,25 +1,37 @@
-"""How long a learner waits for its first batch, and for the next one after each kind of loss: the tables of
-docs/explanation/speed.md.
+"""How a learner fares when a job loses pods or its quota: how long it waits for its next batch, as in the tables of
+docs/explanation/speed.md, and that no frame is lost, comes twice or is too old, in any order of random losses.
 
-    CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -rP
+    CORMORANT_RECOVERY_ROUNDS=5 pytest tests/e2e/real/test_recovery.py -k soon -rP   # prints the tables
+    CORMORANT_CHAOS_MINUTES=60 pytest tests/e2e/real/test_recovery.py -k chaos -rP
 
-prints them.
+The second prints what happened how often, and the account at the end. CORMORANT_CHAOS_SEED draws the same events again.
 """
 
 import os
+import random
+import signal
 import statistics
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from math import inf
+from typing import Any
 
 import pytest
 
-from cormorant_testing.numbered import CODE, audited, manifest
-from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import Job, note, running
+from cormorant_testing.numbered import CODE, FRAMES, Learner, audited, manifest
+from cormorant_testing.real_cluster import RELEASE, Installation
+from cormorant_testing.real_job import Job, learning, note, running, small_job
+from cormorant_testing.real_kueue import KueueProcess, Quota, skip_without_kueue
 
 ROUNDS = int(os.environ.get("CORMORANT_RECOVERY_ROUNDS", "1"))
 LONGEST_S = 90.0
 """On a machine that is busy besides; an idle one needs a tenth."""
+
+
+def delete(job: Job, *pods: str, now: bool = False) -> None:
+    job.namespace("delete", "pod", *pods, "--wait=false", *(["--now"] if now else []))
 
 
 def suspend_and_resume(job: Job) -> float:
@@ -29,18 +41,16 @@ def suspend_and_resume(job: Job) -> float:
     return resumed
 
 
-def delete(job: Job, *roles: str) -> None:
-    names = [name for role in roles for name in job.pods(role)]
-    job.namespace("delete", "pod", *names, "--wait=false")
-
-
-LOSSES: dict[str, Callable[[Job], float | None]] = {
+HEAD_LOSSES: dict[str, Callable[[Job], None]] = {
     "the head's process is killed": lambda job: job.kill(job.head(), "cormorant_api"),
     "Ray's head (the GCS) is killed": lambda job: job.kill(job.head(), "gcs_server"),
-    "the head's pod is deleted": lambda job: delete(job, "head"),
-    "every pod is deleted": lambda job: delete(job, "head", "worker"),
-    "suspended; from the resumption": suspend_and_resume,
+    "the head's pod is deleted": lambda job: delete(job, job.head()),
+    "every pod is deleted": lambda job: delete(job, job.head(), *job.pods("worker")),
 }
+LOSSES: dict[str, Callable[[Job], float | None]] = {
+    **HEAD_LOSSES, "suspended; from the resumption": suspend_and_resume
+}  # fmt: skip
+"""Those that do not begin at once return when they do."""
 
 
 def tell(what: str, waits: list[float]) -> None:
@@ -73,3 +83,220 @@ def test_applied_job_has_its_first_batch_soon(installed: Installation) -> None:
             job.take(within_s=LONGEST_S)
             waits.append(time.time() - began)
     tell("applied", waits)
+
+
+LEARNER = """
+import json
+
+from cormorant import LearnerLink, connect
+from cormorant.policies import mlp
+
+with connect() as client:
+    policy = mlp(*client.spaces)
+    link = LearnerLink(client, policy, wait=60)
+    for batch in link.batches():
+        acted = batch["collector", "policy_version"]
+        said = {"oldest": int(acted.min()), "newest": int(acted.max()), "published": link.version}
+        print(json.dumps(said | {"staleness": link.staleness.max}), flush=True)
+        link.step()
+"""
+ON_POLICY = small_job(
+    "onpolicy",
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}},
+    policy="cormorant.policies:mlp",
+    workers=2,
+    collection={"mode": "sync", "framesPerBatch": 64, "weights": {"maxStaleness": 0}},
+    output={"queue": {"capacityBatches": 1}},
+)
+
+
+def test_no_batch_is_older_than_what_its_learner_published(installed: Installation) -> None:
+    namespace = installed.jobs
+    namespace.apply_files("onpolicy", {"learner.py": LEARNER})
+    command = ("python", "-u", "/code/learner.py")
+    with running(namespace, ON_POLICY) as job:
+        job.until_ready()
+        with learning(job, *command, image=installed.images.job, code="onpolicy") as pod:
+            for what in ("", "the head's process is killed", "the head's pod is deleted", "every pod is deleted"):
+                if what:
+                    HEAD_LOSSES[what](job)
+                known = len(job.said_by(pod))
+                job.until(
+                    lambda least=known + 20: len(job.said_by(pod)) >= least,
+                    what=f"20 batches more; before: {what}",
+                    within_s=180,
+                )
+            said = job.said_by(pod)
+    stale = [(number, batch) for number, batch in enumerate(said) if batch["oldest"] < batch["published"]]
+    assert stale == []
+    assert max(batch["staleness"] for batch in said) == 0
+    published = [batch["published"] for batch in said]
+    assert published == sorted(set(published)), "a version was given twice"
+
+
+# -- Kueue -----------------------------------------------------------------------------------------------------
+
+ONE_JOB = "150m"
+"""Room for one head and one worker, which request 50m each."""
+
+
+@pytest.fixture
+def quota(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Quota]:
+    skip_without_kueue()
+    installed.upgrade("jobs.kueue=true")
+    with KueueProcess(tmp_path_factory.mktemp("kueue")) as kueue:
+        quota = Quota(installed.jobs, cpu=ONE_JOB, node_labels={"kubernetes.io/os": "linux"})
+        kueue.wait_until_it_queues(installed.jobs)
+        yield quota
+        quota.close()
+    installed.upgrade()
+
+
+def queued(name: str, quota: Quota, priority: str) -> dict[str, Any]:
+    document = manifest(name, {}, on_full="wait")
+    document["metadata"]["labels"] = quota.labels(priority)
+    return document
+
+
+def test_evicted_job_comes_back_and_no_frame_is_lost(installed: Installation, quota: Quota) -> None:
+    with audited(installed.jobs, queued("patient", quota, "low"), image=installed.images.job) as learner:
+        job = learner.job
+        learner.wait_for(10)
+        last = learner.seen()[-1]
+        with running(installed.jobs, queued("urgent", quota, "high")) as urgent:
+            evicted_s = job.until(lambda: job.condition("Suspended") == "False/Evicted", what="it is evicted")
+            ready_s = urgent.until_ready()
+            assert (job.pods(), job.condition("Scheduled")) == ({}, "False/WaitingForQuota")
+            # The learner took what the evicted head still had: nothing is left to collect again.
+            assert learner.frames() == job.status["frames"]["settled"] > last.frames
+        released = time.time()
+        first = learner.wait_for_next_head(last, within_s=180)
+        learner.wait_for(10)
+        job.suspend()
+        seen = learner.seen()[-1]
+        assert (seen.duplicates, seen.missing) == (0, 0)
+        assert seen.frames == job.status["frames"]["settled"] >= last.frames + 10 * FRAMES
+        assert job.status["headRestarts"] == 0
+        note(f"evicted after {evicted_s:.1f} s, the other job ready {ready_s:.1f} s later")
+        note(f"a batch of the next head {first.at - released:.1f} s after the other job was deleted")
+
+
+# -- chaos -----------------------------------------------------------------------------------------------------
+
+MINUTES = float(os.environ.get("CORMORANT_CHAOS_MINUTES", "3"))
+SEED = int(os.environ.get("CORMORANT_CHAOS_SEED", "1"))
+COUNTED = {
+    "the head's process is killed": "head",
+    "Ray's head (the GCS) is killed": "head",
+    "a worker is killed": "worker",
+    "a worker's raylet is killed": "worker",
+}
+"""Failures of a pod's own, by role: their backoff grows to minutes, so a role has one in ten minutes."""
+
+
+class Chaos:
+    """Absences of the operator are among the losses."""
+
+    def __init__(self, learner: Learner, installation: Installation) -> None:
+        self.job, self.learner, self.installation = learner.job, learner, installation
+        job = self.job
+        self.random = random.Random(SEED)
+        self.happened: Counter[str] = Counter()
+        self.counted: dict[str, float] = {}
+        self.heads_lost = 0
+        """Each may have taken the acknowledgement of one batch along."""
+        by_force = {"the head's pod is deleted by force": lambda job: delete(job, job.head(), now=True)}
+        self.head_losses: dict[str, Callable[[Job], None]] = HEAD_LOSSES | by_force
+        self.losses: dict[str, Callable[[], object]] = {
+            "a worker's pod is deleted": lambda: delete(job, self.worker()),
+            "a worker is killed": lambda: job.kill(self.worker(), "ray::WorkerActor"),
+            "a worker's raylet is killed": lambda: job.kill(self.worker(), "raylet"),
+            "the head gets no CPU time": lambda: self.freeze(job.head(), "cormorant_api", "raylet"),
+            "a worker gets no CPU time": lambda: self.freeze(self.worker(), "raylet", "ray::WorkerActor"),
+            "suspended and resumed": lambda: (job.edit(suspend=True), self.nap(1, 15), job.edit(suspend=False)),
+            "another number of workers": lambda: job.edit(replicas=self.random.choice((1, 2, 3))),
+            "the operator's pod is deleted": lambda: installation.operators("delete", "pods", "--all", "--now"),
+        }
+
+    def run(self) -> None:
+        until = time.monotonic() + 60 * MINUTES
+        while time.monotonic() < until:
+            if self.random.random() < 0.25:
+                self.without_an_operator()
+            else:
+                self.lose_something()
+            if self.random.random() < 0.5:  # else the next loss meets a job that is not well
+                self.until_well()
+            self.nap(1, 10)
+        self.until_well()
+
+    def without_an_operator(self) -> None:
+        """Things go on to happen meanwhile."""
+        operators, deployment = self.installation.operators, f"deployment/{RELEASE}"
+        operators("scale", deployment, "--replicas=0")
+        for _ in range(self.random.randint(0, 2)):
+            self.nap(0, 20)
+            self.lose_something()
+        self.nap(0, 20)
+        operators("scale", deployment, "--replicas=1")
+        self.happened["the operator is away for up to a minute"] += 1
+
+    def lose_something(self) -> None:
+        what = self.random.choice(sorted(self.head_losses | self.losses))
+        if (role := COUNTED.get(what)) and self.counted.get(role, -inf) > time.monotonic() - 600:
+            return
+        # What is lost already cannot be lost again.
+        with suppress(AssertionError, ValueError, IndexError):
+            if lose := self.head_losses.get(what):
+                self.job.head()
+                self.heads_lost += 1
+                lose(self.job)
+            else:
+                self.losses[what]()
+            self.happened[what] += 1
+            if role:
+                self.counted[role] = time.monotonic()
+
+    def freeze(self, pod: str, *words: str) -> None:
+        try:
+            for word in words:
+                self.job.signal(pod, word, signal.SIGSTOP)
+            self.nap(3, 18)
+        finally:
+            for word in words:
+                with suppress(AssertionError):  # one of them has not started yet, or has ended
+                    self.job.signal(pod, word, signal.SIGCONT)
+
+    def worker(self) -> str:
+        return self.random.choice(sorted(self.job.pods("worker")))
+
+    def nap(self, low_s: float, high_s: float) -> None:
+        time.sleep(self.random.uniform(low_s, high_s))
+
+    def until_well(self) -> None:
+        self.installation.wait()
+        within_s = 360 + 240  # the longest backoff of a head that ended by itself, and its start
+        self.job.until_ready(within_s=within_s)
+        self.learner.wait_for(3, within_s=within_s)  # what was ready may have been lost just before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60 * MINUTES + 1800)
+def test_no_frame_is_lost_or_comes_twice_in_chaos(installed: Installation) -> None:
+    document = manifest("chaos", {}, on_full="wait", workers=2)
+    document["spec"]["runPolicy"] = {"maxHeadRestarts": 1000, "maxRestartsPerSlot": 1000}
+    with audited(installed.jobs, document, image=installed.images.job) as learner:
+        chaos, job = Chaos(learner, installed), learner.job
+        chaos.run()
+        job.suspend()
+        last, settled = learner.seen()[-1], job.status["frames"]["settled"]
+        rows = "\n".join(f"| {what} | {times} |" for what, times in sorted(chaos.happened.items()))
+        note(f"{MINUTES:g} minutes, seed {SEED}, {job.status['epoch']} heads\n{rows}")
+        note(
+            f"{last.frames:,} frames at the learner: {last.duplicates} twice, {last.missing} missing; {settled:,} "
+            f"settled: {last.frames - settled} collected beyond the account, {chaos.heads_lost} heads lost"
+        )
+        assert (last.duplicates, last.missing) == (0, 0)
+        assert 0 <= last.frames - settled <= chaos.heads_lost * FRAMES
+        assert job.condition("Failed") == ""
+        assert "Traceback" not in job.namespace("logs", learner.pod)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -46,6 +47,18 @@ def require_crd() -> None:
     wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
     # `kubectl wait` fails at once where a new CRD has no conditions yet.
     until(lambda: subprocess.run(wait, timeout=60).returncode == 0, what="the API server serves the CRD")
+
+
+def forward(*arguments: str) -> tuple["subprocess.Popen[str]", int]:
+    """Start `kubectl proxy` or `port-forward`. Returns the process and its port on this machine."""
+    process = subprocess.Popen(["kubectl", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not (found := re.search(r"127\.0\.0\.1:(\d+)", line)):
+        process.kill()
+        process.communicate(timeout=30)
+        raise AssertionError(f"kubectl {arguments} said: {line}")
+    return process, int(found[1])
 
 
 class Namespace:

@@ -170,6 +170,11 @@ class Installation:
         self.shell(next(line for line in self.commands() if line.startswith("helm install")))
         self.wait()
 
+    def upgrade(self, *values: str) -> None:
+        """The chart's own values but for these."""
+        self.release.upgrade(*values, chart=self.chart)
+        self.wait()
+
     def wait(self) -> None:
         """Until the operator of this moment is ready."""
         self.operators("rollout", "status", f"deployment/{RELEASE}", "--timeout=50s")

@@ -2,7 +2,6 @@
 
 import base64
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -11,8 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cormorant_testing.kubectl import Namespace, restricted_pod
+import yaml
+
+from cormorant_testing.kubectl import Namespace, forward, restricted_pod
 from cormorant_testing.serving import Api, Reply
+from cormorant_testing.snippets import ROOT
 from manifest_making import collector_job
 
 WAIT_S = 180.0
@@ -39,6 +41,15 @@ def small_job(name: str, env: dict[str, Any], *, policy: str = "", workers: int 
     acting = {"entrypoint": policy} if policy else {"random": {}}
     parts = {"head": {"resources": SMALL}, "workerGroups": [{"name": "cpu", "resources": SMALL}]}
     return collector_job(name, {"env": env, "policy": acting, **parts, "replicas": workers, **spec})
+
+
+def small_example(name: str, **collection: Any) -> Any:
+    """An example of this repository for such a node."""
+    document = yaml.safe_load((ROOT / "examples" / name).read_text())
+    document["spec"]["collection"] |= collection
+    for part in (document["spec"]["head"], *document["spec"]["workerGroups"]):
+        part["resources"] = SMALL
+    return document
 
 
 def note(text: str) -> None:
@@ -150,13 +161,8 @@ class Job:
 
     def _connect(self) -> None:
         self.disconnect()
-        command = ["kubectl", "-n", self.namespace.name, "port-forward", f"service/{self.name}-api", ":8000"]
-        self._forward = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        assert self._forward.stdout is not None
-        line = self._forward.stdout.readline()
-        found = re.search(r"127\.0\.0\.1:(\d+) ->", line)
-        assert found, f"kubectl port-forward said: {line}"
-        self._port = int(found[1])
+        service = f"service/{self.name}-api"
+        self._forward, self._port = forward("-n", self.namespace.name, "port-forward", service, ":8000")
 
     def disconnect(self) -> None:
         """End the port-forward."""
