@@ -7,22 +7,28 @@ Prometheus is built without a discovery of Kubernetes: a thread writes a file wi
 import contextlib
 import itertools
 import json
+import math
+import re
+import shutil
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 
 from cormorant_testing.helm import CHART, POD_MONITOR, Manifest, find, render
 from cormorant_testing.kubectl import forward
-from cormorant_testing.prometheus import Prometheus, substitute
+from cormorant_testing.needs import lacks
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running, small_job
-from cormorant_testing.scripts import Repeated
+from cormorant_testing.scripts import Repeated, Server, until, unused_port
 from cormorant_testing.serving import Api
 
 LOOK_S = 1.0
@@ -81,6 +87,46 @@ class PodDiscovery(Repeated):
                         yield {"targets": [self.proxy], "labels": labels}
 
 
+class Prometheus(Server):
+    """A real one of this machine, which scrapes every 2 s; skips the test where there is none."""
+
+    def __init__(self, folder: Path, scraped: Mapping[str, Any], *, rules: Path) -> None:
+        if shutil.which("prometheus") is None:
+            lacks("prometheus", "no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
+        config = {
+            "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
+            "scrape_configs": [scraped],
+            "rule_files": [str(rules)],
+        }
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
+        address = f"127.0.0.1:{unused_port()}"
+        self._url = f"http://{address}"
+        command = [
+            *("prometheus", f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"),
+            *(f"--web.listen-address={address}", "--query.lookback-delta=30s"),
+        ]
+        super().__init__(command, f"{self._url}/-/ready")
+
+    def query(self, expr: str, *, at: float | None = None) -> dict[tuple[tuple[str, str], ...], float]:
+        asked = urllib.parse.urlencode({"query": expr} | ({"time": str(at)} if at is not None else {}))
+        try:
+            with urllib.request.urlopen(f"{self._url}/api/v1/query?{asked}", timeout=30) as response:
+                data = json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{expr}: {error.read().decode()}") from error
+        if data["resultType"] == "scalar":
+            return {(): float(data["result"][1])}
+        return {tuple(sorted(row["metric"].items())): float(row["value"][1]) for row in data["result"]}
+
+    def numbers(self, expr: str) -> list[float]:
+        return [value for value in self.query(expr).values() if not math.isnan(value)]
+
+    def wait_for_numbers(self, expr: str, *, seconds: float = 60) -> list[float]:
+        until(lambda: self.numbers(expr), seconds=seconds, what=f"{expr} gives nothing")
+        return self.numbers(expr)
+
+
 FILES = CHART / "files"
 NEED_MORE = {
     ("cormorant-job", title)
@@ -94,8 +140,6 @@ NEED_MORE = {
         "Wait and act",
     )
 }
-WINDOW = "1m"
-"""What Grafana makes of `$__rate_interval` where scrapes are 15 s apart."""
 MANIFEST = small_job(
     "watched",
     {
@@ -150,7 +194,7 @@ def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with PodDiscovery(folder, monitors) as pods:
         rules = FILES / "rules" / "cormorant.yaml"
         scraped = {"job_name": "pods", "file_sd_configs": [{"files": [str(pods.file)]}]}
-        with Prometheus(folder / "db", [scraped], rules=rules) as db:
+        with Prometheus(folder / "db", scraped, rules=rules) as db:
             yield db
 
 
@@ -181,13 +225,15 @@ def panels(dashboard: str) -> Iterator[tuple[str, str]]:
 def test_every_panel_of_a_dashboard_has_data(job: Job, db: Prometheus, installed: Installation, dashboard: str) -> None:
     db.wait_for_numbers('cormorant_weight_updates_total{result="applied"} > 3', seconds=180)
     chosen = {
-        "__rate_interval": WINDOW,
+        "__rate_interval": "1m",  # what Grafana makes of it where scrapes are 15 s apart
         "job_namespace": job.namespace.name,
         "namespace": RELEASE if dashboard == "cormorant-operator" else job.namespace.name,
         "collectorjob": job.name,
         "group": "cpu",
     }
-    asked = {(title, substitute(expr, **chosen)) for title, expr in panels(dashboard)}
+    asked = {
+        (title, re.sub(r"\$(\w+)", lambda variable: chosen[variable[1]], expr)) for title, expr in panels(dashboard)
+    }
     assert asked
     empty: set[tuple[str, str]] = set()
 
