@@ -5,13 +5,13 @@ make chaos SCHEDULES=1 FIRST=17   # one of them
 """
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from cormorant_testing.chaos.fleet_world import FleetWorld
 from cormorant_testing.chaos.head_world import HeadWorld
-from cormorant_testing.chaos.judge import Finding
 from cormorant_testing.chaos.plan import plan_of
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
@@ -31,24 +31,14 @@ def test_schedule(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> 
     plan = plan_of(seed)
     print(plan)  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
-    if plan.door == "head":
-        head = HeadWorld(plan, tmp_path)
-        try:
-            head.run()
-        except Finding:
-            raise
-        except Exception as error:
-            raise Finding(f"{type(error).__name__}: {error}\n{head.log_tail()}") from error
-        finally:
-            head.close()
-        return
-    if plan.engine == "ray":  # shared by the fleets of this process; heads have their own
+    if plan.door == "fleet" and plan.engine == "ray":  # shared by the fleets of this process; heads have their own
         request.getfixturevalue("ray_cluster")
-    world = FleetWorld(plan, tmp_path)
+    world = (HeadWorld if plan.door == "head" else FleetWorld)(plan, tmp_path)
     try:
         world.run()
-    except BaseException:
-        world.abandon()
+    except BaseException as error:
+        with suppress(Exception):
+            error.add_note(world.how_it_stands())
         raise
     finally:
         world.clean_up()

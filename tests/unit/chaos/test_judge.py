@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from cormorant_testing.chaos.judge import Finding, Judge, compare
-from cormorant_testing.chaos.witness import BORN, LIFE, STEP, SaveableWitness, make_witness
+from cormorant_testing.chaos.witness import BORN, LIFE, STEP, WitnessEnv
 
 VERSION = 3
 
 
-def played(env: SaveableWitness, obs: Any, steps: int, traj: int) -> tuple[dict[str, Any], Any]:
+def played(env: WitnessEnv, obs: Any, steps: int, traj: int) -> tuple[dict[str, Any], Any]:
     """A batch `[1, T]` of one environment, without an end, and what follows it."""
     actions = np.array([[VERSION, step] for step in range(steps)], np.float32)
     reached, rewards, terminated, truncated, _ = zip(*map(env.step, actions), strict=True)
@@ -29,16 +29,15 @@ def played(env: SaveableWitness, obs: Any, steps: int, traj: int) -> tuple[dict[
     return batch, reached[-1]
 
 
-def begun(seed: int = 5) -> tuple[SaveableWitness, Any]:
+def begun() -> tuple[WitnessEnv, Any]:
     """An environment whose first episode takes 9 steps."""
-    env = make_witness()
-    assert isinstance(env, SaveableWitness)
-    return env, env.reset(seed=seed)[0]
+    env = WitnessEnv()
+    return env, env.reset(seed=5)[0]
 
 
 def test_an_id_that_stands_for_two_futures_is_found() -> None:
     judge, (env, obs) = Judge(may_miss=True), begun()
-    (other := SaveableWitness()).set_state(env.get_state())
+    (other := WitnessEnv()).set_state(env.get_state())
     judge.take(played(env, obs, 2, 5)[0])
     judge.take(played(other, obs, 2, 5)[0])
     with pytest.raises(Finding, match="trajectory 5 was delivered twice at one step"):

@@ -20,6 +20,8 @@ from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.local_fleet import LocalFleet
+from cormorant_worker.sinks.dataset import existing_dataset
+from cormorant_worker.sinks.verify import verify
 
 check_every_turn()
 
@@ -36,7 +38,7 @@ class FleetWorld(World):
         self._nap_s = 0.0
         self._has_restored = False
         self._floor = 0
-        self._consumer: threading.Thread | None = None
+        self._consumer: threading.Thread
         self._failed: list[BaseException] = []
         self._open(plan.workers)
 
@@ -94,30 +96,18 @@ class FleetWorld(World):
             self._thaw()
         self._call("resume()", self.fleet.resume)
         version = self._publish(0.0)
-        deadline = time.monotonic() + self._calm_s
-        while True:
-            self.check()
+
+        def acts_everywhere() -> bool:
             receipt = self._call("receipt()", lambda: self.fleet.receipt(version))
-            if not receipt.waiting and not receipt.refused and self.judge.newest >= version:
-                return
-            if time.monotonic() > deadline:
-                stats = self._call("stats()", self.fleet.stats)
-                raise Finding(
-                    f"version {version} does not act everywhere after {self._calm_s:.0f} s of calm, newest frame "
-                    f"{self.judge.newest}; {receipt}; {stats.workers}, paused {stats.paused}, {stats.queued_batches} "
-                    f"batches queued"
-                )
-            time.sleep(0.2)
+            return not receipt.waiting and not receipt.refused and self.judge.newest >= version
+
+        self._until(f"version {version} acts everywhere", acts_everywhere)
 
     def _end(self) -> None:
-        assert self._consumer is not None
         self._call("drain()", self.fleet.drain)
-        self._consumer.join(self._calm_s)
-        self.check()
-        if self._consumer.is_alive():
-            raise Finding(f"a drained fleet did not end its stream within {self._calm_s:.0f} s: {self.fleet.stats()}")
+        self._until_the_stream_ends("a drained fleet")
         stats = self._call("stats()", self.fleet.stats)
-        self.close()
+        self._close()
         self.judge.finish()
         dropped = dict(stats.dropped)
         late = dropped.pop("drop_oldest", 0)
@@ -136,16 +126,12 @@ class FleetWorld(World):
             self._judge_dataset(stats.frames)
 
     def _judge_durable(self) -> int:
-        from cormorant_worker.sinks.verify import verify
-
         report = verify(self._dataset)
         if not report.is_good:
             raise Finding(f"the dataset is broken: {report.problems}")
         return report.frames
 
     def _judge_dataset(self, frames: int) -> None:
-        from cormorant_worker.sinks.dataset import existing_dataset
-
         _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
         for frames in existing_dataset(self._dataset).iter_trajectories():
@@ -157,7 +143,11 @@ class FleetWorld(World):
             if not is_one:
                 raise Finding(f"trajectory {traj_id} of the dataset is no stretch of one episode: {obs}")
 
-    def close(self) -> None:
+    def _until_the_stream_ends(self, whose: str) -> None:
+        self._until(f"the end of the stream of {whose}", lambda: not self._consumer.is_alive())
+        self.check()
+
+    def _close(self) -> None:
         self._is_over.set()
         try:
             within(LIMIT_S + 10, "close()", self.fleet.close)
@@ -165,14 +155,16 @@ class FleetWorld(World):
             self._watch.__exit__()
         self.check()
 
-    def abandon(self) -> None:
-        """After a finding: kill what may be stuck."""
-        self._is_over.set()
-        self._thaw()
-        with suppress(Exception, Finding):
-            within(20, "close()", self.fleet.close)
+    def how_it_stands(self) -> str:
+        receipt = self._call("receipt()", lambda: self.fleet.receipt(self._version))
+        return f"newest frame {self.judge.newest}; {receipt}; {self._call('stats()', self.fleet.stats)}"
 
     def clean_up(self) -> None:
+        """After a finding, end what may be stuck."""
+        self._is_over.set()
+        self._thaw()
+        with suppress(Exception):
+            within(20, "close()", self.fleet.close)
         if self._disk is not None:
             self._disk.close()
 
@@ -227,16 +219,12 @@ class FleetWorld(World):
     def _fill_disk(self, amount: float) -> None:
         """The fleet ends with a sentence about it, and a new one goes on with what is durable."""
         assert self._disk is not None
-        assert self._consumer is not None
         self._thaw()
         self._call("resume()", self.fleet.resume)
         size, self._is_full = self._size(), True
         self._disk.fill()
-        self._consumer.join(self._calm_s)
-        self.check()
-        if self._consumer.is_alive():
-            raise Finding(f"a full disk does not end the fleet within {self._calm_s:.0f} s: {self.fleet.stats()}")
-        self.close()
+        self._until_the_stream_ends("a fleet whose disk is full")
+        self._close()
         self._disk.free()
         self._is_full = False
         self._floor = self._judge_durable()
@@ -245,7 +233,6 @@ class FleetWorld(World):
 
     def _move(self, amount: float) -> None:
         """The state goes on in another fleet."""
-        assert self._consumer is not None
         self._thaw()
         self._call("pause()", self.fleet.pause)
         self._saved = self._call("state()", self.fleet.state)
@@ -254,7 +241,7 @@ class FleetWorld(World):
         while self._call("stats()", self.fleet.stats).queued_batches and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)  # the last one is with the consumer
-        self.close()
+        self._close()
         self._consumer.join(LIMIT_S)
         self.check()
         self._open(size)

@@ -1,12 +1,9 @@
 """A schedule through a real head: a process of its own, asked over HTTP, its batches read by the client."""
 
-import json
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -20,8 +17,8 @@ from cormorant_testing.chaos.judge import Finding, Judge, compare
 from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.world import CONTROL_S, LIMIT_S, SmallDisk, Watch, World, within
 from cormorant_testing.heads import HeadProcess
-from cormorant_testing.scripts import environment, unused_port
-from cormorant_testing.serving import Reply, weights_file
+from cormorant_testing.scripts import start_script, unused_port
+from cormorant_testing.serving import SAFETENSORS, Reply, weights_file
 
 ACK_WITHIN_S = 2.0
 START_S = 300.0
@@ -83,19 +80,7 @@ class Consumer(threading.Thread):
 
 
 class ChaosHead(HeadProcess):
-    """A head with short limits, which says where its threads stand."""
-
     wait_s = START_S
-
-    def tail(self) -> str:
-        """The last lines of its log, and where its threads stand."""
-        told = self.text.splitlines()[-15:]
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGUSR1)
-            time.sleep(1.0)
-            lines = [line.strip() for line in self.text.splitlines()]
-            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
-        return "\n".join(told)
 
 
 class HeadWorld(World):
@@ -111,7 +96,7 @@ class HeadWorld(World):
         self._manifest.write_text(yaml.safe_dump(plan.job().to_document()))
         self._ports = unused_port(), unused_port()
         self._eaters: list[subprocess.Popen[str]] = []
-        self._head: ChaosHead | None = None
+        self.head: ChaosHead
         self._is_away = True
         self._open, self._watches = ExitStack(), list[Watch]()
         self._consumers: list[Consumer] = []
@@ -129,8 +114,8 @@ class HeadWorld(World):
         options |= {"--port": self._ports[0], "--data-port": self._ports[1], "--linger-seconds": 0.2}
         words = [str(word) for option in options.items() for word in option]
         module = ("cormorant_testing.chaos.head",)
-        self._head = ChaosHead(self._manifest, self._directory, *words, "--drain-seconds", "5", module=module)
-        self.api = self._head.api()
+        self.head = ChaosHead(self._manifest, self._directory, *words, "--drain-seconds", "5", module=module)
+        self.api = self.head.api()
         self._token = self.api.token
         self._is_away = False
 
@@ -146,7 +131,7 @@ class HeadWorld(World):
             reply = self.api.call("GET", path, timeout=LIMIT_S)
         except OSError as error:
             if not self._is_away:
-                raise Finding(f"{path} cannot be asked: {error}\n{self.log_tail()}") from error
+                raise Finding(f"{path} cannot be asked: {error}") from error
             return
         if reply.status != 200 and not self._is_away:
             raise Finding(f"{path}: {reply.status} {reply.body[:500]!r}")
@@ -158,24 +143,19 @@ class HeadWorld(World):
             if consumer.error is not None:
                 raise consumer.error
         if not self._is_away and self.head.process.poll() is not None:
-            raise Finding(f"the head ended with {self.head.process.returncode}\n{self.log_tail()}")
+            raise Finding(f"the head ended with {self.head.process.returncode}")
 
-    @property
-    def head(self) -> ChaosHead:
-        assert self._head is not None
-        return self._head
-
-    def log_tail(self) -> str:
-        return self._head.tail() if self._head is not None else ""
-
-    def _until(self, what: str, holds: Callable[[], object]) -> None:
-        deadline = time.monotonic() + self._calm_s
-        while not holds():
-            self.check()
-            if time.monotonic() > deadline:
-                status, workers = self._get("/v1/status").body, self._get("/v1/workers").body
-                raise Finding(f"{what}: not within {self._calm_s:.0f} s\n{status!r}\n{workers!r}\n{self.log_tail()}")
-            time.sleep(0.2)
+    def how_it_stands(self) -> str:
+        """What it answers, if it does, the last lines of its log, and where its threads stand."""
+        told = self.head.text.splitlines()[-15:]
+        if self.head.process.poll() is None:
+            with suppress(OSError):
+                told += [repr(self.api.call("GET", path, timeout=10).body) for path in ("/v1/status", "/v1/workers")]
+            self.head.process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+            lines = [line.strip() for line in self.head.text.splitlines()]
+            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
+        return "\n".join(told)
 
     def _calm(self) -> None:
         if self._plan.thaws:
@@ -213,12 +193,9 @@ class HeadWorld(World):
         self.judge.finish()
         self._is_away = True
         self.head.process.send_signal(signal.SIGTERM)
-        try:
-            self.head.process.wait(LIMIT_S)
-        except subprocess.TimeoutExpired:
-            raise Finding(f"the head did not end {LIMIT_S:.0f} s after SIGTERM\n{self.log_tail()}") from None
+        self.head.process.wait(LIMIT_S)
 
-    def close(self) -> None:
+    def clean_up(self) -> None:
         self._is_away = True
         self._thaw()
         self._open.close()
@@ -227,16 +204,15 @@ class HeadWorld(World):
         for eater in self._eaters:
             eater.kill()
             eater.communicate()
-        if self._head is not None:
-            below = []
+        below = []
+        with suppress(psutil.Error):
+            below = psutil.Process(self.head.process.pid).children(recursive=True)
+        self.head.process.kill()
+        self.head.wait(20)
+        for process in below:
             with suppress(psutil.Error):
-                below = psutil.Process(self._head.process.pid).children(recursive=True)
-            self._head.process.kill()
-            self._head.wait(20)
-            for process in below:
-                with suppress(psutil.Error):
-                    process.kill()
-            self._head.close()
+                process.kill()
+        self.head.close()
         if self._disk is not None:
             self._disk.close()
 
@@ -244,20 +220,12 @@ class HeadWorld(World):
 
     def _ask(self, method: str, path: str, document: Any = None, *, also: tuple[int, ...] = ()) -> Reply:
         """Ask the head. Refusals with a reason are answers; a failure of the head is a finding."""
-        body = document if isinstance(document, bytes) else json.dumps(document).encode() if document else None
-        kind = "application/vnd.safetensors" if isinstance(document, bytes) else "application/json"
-        headers = {"Content_Type": kind} if body is not None else {}
-        try:
-            reply = within(
-                LIMIT_S * 3,
-                f"{method} {path}",
-                lambda: self.api.call(method, path, body, timeout=LIMIT_S * 2, **headers),
-            )
-        except OSError as error:
-            raise Finding(f"{method} {path}: {type(error).__name__}: {error}\n{self.log_tail()}") from error
+        headers = {"Content_Type": SAFETENSORS} if isinstance(document, bytes) else {}
+        call = partial(self.api.call, method, path, document, timeout=LIMIT_S * 2, **headers)
+        reply = within(LIMIT_S * 3, f"{method} {path}", call)
         allowed = {200, 201, 202, 204, 503, 504, *also} | ({507} if self._is_full else set())
         if reply.status not in allowed:
-            raise Finding(f"{method} {path}: {reply.status} {reply.body[:500]!r}\n{self.log_tail()}")
+            raise Finding(f"{method} {path}: {reply.status} {reply.body[:500]!r}")
         return reply
 
     def _get(self, path: str) -> Reply:
@@ -319,10 +287,7 @@ class HeadWorld(World):
         """A consumer takes batches, and is killed."""
         memory = "auto" if self._plan.maps else "never"
         url = f"http://127.0.0.1:{self._ports[0]}"
-        eater = subprocess.Popen(
-            [sys.executable, "-c", EATER, url, self._token, memory],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(),
-        )  # fmt: skip
+        eater = start_script(EATER, url, self._token, memory)
         self._eaters.append(eater)
         assert eater.stdout is not None
         within(self._calm_s, "a consumer's first batch", eater.stdout.readline)

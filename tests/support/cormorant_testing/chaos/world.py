@@ -10,6 +10,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,8 @@ class World:
     """Raised by steps, and no finding: a worker is frozen, or was killed while it was asked."""
     # What each door does its own way: `check` raises what went wrong beside the schedule.
     check: Any
+    clean_up: Any
+    how_it_stands: Any
     _begin: Any
     _calm: Any
     _end: Any
@@ -63,6 +66,14 @@ class World:
         self._calm()
         self._end()
 
+    def _until(self, what: str, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + self._calm_s
+        while not holds():
+            self.check()
+            if time.monotonic() > deadline:
+                raise Finding(f"not within {self._calm_s:.0f} s: {what}")
+            time.sleep(0.2)
+
     def _burst(self, amount: float) -> None:
         for _ in range(100 + int(200 * amount)):
             self._publish(amount)
@@ -75,7 +86,7 @@ class World:
         if (pid := self._signal(signal.SIGSTOP, amount)) is not None:
             self._frozen.add(pid)
 
-    def _thaw(self, amount: float = 1.0) -> None:
+    def _thaw(self, amount: float = 0.0) -> None:
         while self._frozen:
             with suppress(ProcessLookupError):
                 os.kill(self._frozen.pop(), signal.SIGCONT)
@@ -97,23 +108,19 @@ LIMIT_S = 40.0
 
 def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
     """Call something in a thread of its own. Raises Finding where it does not return in time."""
-    results: list[T] = []
-    errors: list[BaseException] = []
+    future = Future[T]()
 
     def run() -> None:
         try:
-            results.append(call())
+            future.set_result(call())
         except BaseException as error:  # noqa: BLE001  # the thread's edge: raised below
-            errors.append(error)
+            future.set_exception(error)
 
-    thread = threading.Thread(target=run, name=f"call: {what}", daemon=True)
-    thread.start()
-    thread.join(limit_s)
-    if thread.is_alive():
+    # Not an executor's, which the interpreter would wait for at its end.
+    threading.Thread(target=run, name=f"call: {what}", daemon=True).start()
+    if not wait([future], limit_s).done:
         raise Finding(f"{what} did not return within {limit_s:.0f} s\n{stacks()}")
-    if errors:
-        raise errors[0]
-    return results[0]
+    return future.result()
 
 
 def stacks() -> str:
@@ -145,21 +152,12 @@ class Watch(Repeated):
             raise self._error
 
 
-_BYTES = 32 << 20
-_MAKE_FS = ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal")
-
-
 class SmallDisk:
-    """An ext4 in a file, mounted on `folder`."""
+    """A file system of 32 MiB in memory, mounted on `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._ballast = folder / "ballast"
-        self._image = folder.with_name(f"{folder.name}.img")
-        with self._image.open("wb") as file:
-            file.truncate(_BYTES)
-        mount = ("mount", "-o", "loop", str(self._image), str(folder))
-        self.is_there = _did(*_MAKE_FS, str(self._image)) and _did(*mount)
+        self._folder, self._ballast = folder, folder / "ballast"
+        self.is_there = _did("mount", "-t", "tmpfs", "-o", "size=32m", "chaos", str(folder))
         """False: this process may not mount one."""
 
     def fill(self) -> None:
@@ -173,14 +171,9 @@ class SmallDisk:
         self._ballast.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """May be called twice."""
         if self.is_there:
-            self.is_there = False
             _did("umount", "--lazy", str(self._folder))
-        self._image.unlink(missing_ok=True)
 
 
 def _did(*command: str) -> bool:
-    with suppress(FileNotFoundError):
-        return subprocess.run(command, check=False, capture_output=True).returncode == 0
-    return False
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
