@@ -4,13 +4,11 @@ The page on compatibility has the names of the documents that the layers follow,
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
-from cormorant_testing.guides import Row, names_in, rows_of
+from cormorant_testing.snippets import ROOT, Row, names_in, rows_of
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE = "reference/compatibility.md"
 TIANSHOU, TORCHRL = "how-to/migrating-from-tianshou.md", "how-to/migrating-from-torchrl.md"
 

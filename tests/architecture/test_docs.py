@@ -1,19 +1,169 @@
-"""What the documentation names exists: tests on the pages about failures, files and names on `find-your-way.md`."""
+"""What the README and docs/ name exists: tests, files, commands and their options. Their code is run by a test."""
 
 import ast
+import importlib.util
+import itertools
+import json
 import re
+import runpy
+import shlex
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
+import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
+from cormorant_cli.app import app
+from cormorant_contract.parsing import parse_job
+from cormorant_manifest.reader import load_jobs
+from cormorant_testing.snippets import DOCS, PAGES, ROOT, blocks, fences
+
+LANGUAGES = {"", "console", "dockerfile", "python", "sh", "text", "yaml"}
+RUN_BY = {
+    "docs/how-to/multi-agent.md": "tests/peers/test_multi_agent.py",
+    "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",
+    "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",
+    "docs/how-to/migrating-from-torchrl.md": "tests/peers/test_guides.py",
+    "docs/how-to/migrating-from-tianshou.md": "tests/peers/test_guides.py",
+}
+"""The test that runs the Python of a page, if it is not tests/integration/test_snippets.py."""
+ROOT_PAGES = runpy.run_path(str(ROOT / "docs" / "hooks.py"))["ROOT_PAGES"]
+
+
+def test_the_install_says_what_it_downloads() -> None:
+    planned = subprocess.run(["make", "-n", "venv"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "installing PyTorch with CUDA, Ray, EnvPool and others: 7 GB on disk" in planned
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_have_a_known_language(page: str) -> None:
+    assert {language for language, _ in fences(page)} <= LANGUAGES
+
+
+def test_the_python_of_every_page_is_run() -> None:
+    for page in (page for page in PAGES if blocks(page, "python")):
+        test = RUN_BY.get(page, "tests/integration/test_snippets.py")
+        assert page.rpartition("/")[2] in (ROOT / test).read_text(), f"{test} does not name {page}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_compiles(page: str) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("page", [page for page in (*PAGES, *ROOT_PAGES) if fences(page)])
+def test_blocks_fit_the_page(page: str) -> None:
+    width = dict.fromkeys(("dockerfile", "python", "sh", "yaml"), 80)
+    lines = [(line, width.get(language, 100)) for language, text in fences(page) for line in text.splitlines()]
+    assert [line for line, most in lines if len(line) > most] == []
+
+
+FREE = {"cd", "curl", "export", "git", "kind", "pytest", "benchmarks/peers/setup"}
+"""Programs whose arguments nobody checks."""
+
+
+def commands(text: str) -> list[list[str]]:
+    """The commands of a shell block: lines split into words, without comments, prompts and redirections."""
+    lines = [line.strip() for line in text.replace("\\\n", " ").splitlines()]
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def problems(words: list[str]) -> Iterator[str]:
+    """What a command names that does not exist."""
+    program, *rest = words
+    if "=" in program or program in FREE or "|" in rest:
+        return
+    match program:
+        case "cormorant" | ".venv/bin/cormorant":
+            yield from cormorant_problems(rest)
+        case "kubectl" if rest[:2] == ["apply", "-f"]:
+            if (ROOT / rest[2]).is_file():
+                load_jobs(str(ROOT / rest[2]))
+            elif rest[2].startswith("examples/"):
+                yield f"{rest[2]} does not exist"
+        case "helm" if "charts/cormorant" in rest:
+            yield from helm_problems(rest)
+        case "docker":
+            dockerfile = (ROOT / "Dockerfile").read_text()
+            for flag, value in itertools.pairwise(rest):
+                if flag == "--target" and f" AS {value}\n" not in dockerfile:
+                    yield f"the Dockerfile has no target {value}"
+                if flag == "--build-arg" and f"ARG {value.partition('=')[0]}" not in dockerfile:
+                    yield f"the Dockerfile has no argument {value}"
+        case "make":
+            makefile = (ROOT / "Makefile").read_text()
+            for word in rest:
+                if "=" not in word and not re.search(rf"^{re.escape(word)}:", makefile, re.MULTILINE):
+                    yield f"the Makefile has no target {word}"
+        case "python" if rest[0] == "-m":
+            if importlib.util.find_spec(rest[1]) is None:
+                yield f"there is no module {rest[1]}"
+        case "python" if rest[0].endswith(".py") and not (ROOT / rest[0]).is_file():
+            yield f"{rest[0]} does not exist"
+        case "kubectl" | "helm" | "python":
+            pass
+        case _:
+            yield f"{program} is not known to this test"
+
+
+def cormorant_problems(words: list[str]) -> Iterator[str]:
+    """Parse as the command line does; no command runs."""
+    command: Any = typer.main.get_command(app)
+    path = "cormorant"
+    while hasattr(command, "commands") and words and not words[0].startswith("-"):
+        name, *words = words
+        if name not in command.commands:
+            yield f"{path} has no command {name}"
+            return
+        command, path = command.commands[name], f"{path} {name}"
+    try:
+        command.make_context(path, list(words))
+    except Exception as error:  # noqa: BLE001  # typer brings its own click along, whose errors have no public name
+        if type(error).__name__ != "Exit":  # --help, --version
+            yield f"{path}: {getattr(error, 'message', error)}"
+
+
+def helm_problems(words: list[str]) -> Iterator[str]:
+    schema = json.loads((ROOT / "charts/cormorant/values.schema.json").read_text())
+    for flag, value in itertools.pairwise(words):
+        if flag != "--set":
+            continue
+        where: Any = schema
+        for key in value.partition("=")[0].split("."):
+            if "properties" not in where and where.get("additionalProperties"):
+                break
+            if key not in where.get("properties", {}):
+                yield f"charts/cormorant has no value {value.partition('=')[0]}"
+                break
+            where = where["properties"][key]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+def test_commands_and_their_options_exist(page: str) -> None:
+    shown = [words for block in blocks(page, "sh") for words in commands(block)]
+    assert [problem for words in shown for problem in problems(words)] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")])
+def test_manifests_are_valid(page: str) -> None:
+    documents = [document for block in blocks(page, "yaml") for document in yaml.safe_load_all(block)]
+    jobs = [document for document in documents if document.get("kind") == "CollectorJob"]
+    assert [parse_job(job).metadata.name for job in jobs] == [job["metadata"]["name"] for job in jobs]
+
+
+# -- what pages name ------------------------------------------------------------------------------------------
+
 BOTH = pytest.mark.parametrize("page", ["explanation/failures.md", "reference/pods.md"])
-PAGE = ROOT / "docs" / "explanation" / "find-your-way.md"
+PAGE = DOCS / "explanation" / "find-your-way.md"
 ROWS = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "`" in line]
 
 
 def read(page: str) -> str:
-    return (ROOT / "docs" / page).read_text()
+    return (DOCS / page).read_text()
 
 
 @BOTH

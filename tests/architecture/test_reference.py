@@ -1,5 +1,8 @@
-"""The reference of the Python API has every public name, with types and an example, and a type checker accepts them."""
+"""Users import `cormorant`, and what they read imports nothing else of ours. Its reference has every public name, with
+types and an example, and a type checker accepts them.
+"""
 
+import ast
 import inspect
 import json
 import re
@@ -13,7 +16,8 @@ import griffe
 import pytest
 
 import cormorant
-from cormorant_testing.snippets import ROOT, blocks
+from cormorant_testing.scripts import run_script
+from cormorant_testing.snippets import PAGES, ROOT, blocks
 
 PAGE = "docs/reference/python.md"
 GUIDES = {"torchrl": "docs/how-to/migrating-from-torchrl.md", "tianshou": "docs/how-to/migrating-from-tianshou.md"}
@@ -23,6 +27,15 @@ SHOWN = re.findall(r"^::: ([\w.]+)$", (ROOT / PAGE).read_text(), re.MULTILINE)
 EXAMPLES = "\n".join(blocks(PAGE, "python"))
 ELSEWHERE = {"Batch"}
 """Another project's class, which a sentence of the page names."""
+
+
+OURS = re.compile(r"cormorant_[a-z]+")
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in (ROOT / "api" / "cormorant").glob("*.py")))
+def test_a_module_has_what_it_names(name: str) -> None:
+    module = import_module("cormorant" if name == "__init__" else f"cormorant.{name}")
+    assert all(getattr(module, entry).__module__.startswith(("cormorant", "tensordict")) for entry in module.__all__)
 
 
 def shown(path: str) -> Any:
@@ -123,3 +136,53 @@ def test_keyword_arguments_of_public_functions_have_names(module: str, name: str
     is_ours = inspect.isfunction(made) and made.__module__.startswith("cormorant")
     given = inspect.signature(made).parameters.values() if is_ours else ()
     assert [str(each) for each in given if each.kind is each.VAR_KEYWORD and each.annotation in (Any, "Any")] == []
+
+
+def test_what_does_not_exist_is_said_in_a_sentence() -> None:
+    with pytest.raises(
+        AttributeError, match=r"module 'cormorant' has no attribute 'open_flet'; it has Batch, Batches, Client,"
+    ):
+        _ = cormorant.open_flet
+
+
+@pytest.mark.parametrize(
+    ("statement", "missing", "extra"),
+    [
+        ("from cormorant import open_fleet", "cloudpickle", "worker"),
+        ("from cormorant import connect", "numpy", "client"),
+        ("from cormorant.policies import mlp", "gymnasium", "worker"),
+        ("from cormorant.torchrl import Collector", "torch", "worker"),
+    ],
+)
+def test_a_missing_library_names_its_extra(statement: str, missing: str, extra: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; {statement}"
+    done = run_script(code)
+    assert done.stderr.splitlines()[-1] == (
+        f"ImportError: this part of cormorant needs {missing}, which is not installed: pip install 'cormorant[{extra}]'"
+    )
+
+
+def imported(code: str) -> set[str]:
+    """Packages that a program imports."""
+    found = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module.partition(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.name)
+def test_examples_import_one_package_of_ours(path: Path) -> None:
+    assert not [name for name in imported(path.read_text()) if OURS.match(name)]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/decisions")])
+def test_pages_import_one_package_of_ours(page: str) -> None:
+    assert not [name for text in blocks(page, "python") for name in imported(text) if OURS.match(name)]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_manifests_name_policies_by_that_package(path: Path) -> None:
+    assert not re.findall(r"entrypoint:\s*\"?cormorant_", path.read_text())

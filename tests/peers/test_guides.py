@@ -7,9 +7,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from cormorant_testing.guides import names_in
 from cormorant_testing.scripts import run_script
-from cormorant_testing.snippets import blocks
+from cormorant_testing.snippets import blocks, names_in
 
 TORCHRL = blocks("docs/how-to/migrating-from-torchrl.md", "python")
 OURS = [block for block in TORCHRL if block.startswith("# Cormorant")]
