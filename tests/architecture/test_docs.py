@@ -23,7 +23,7 @@ from cormorant_testing.snippets import DOCS, PAGES, ROOT, blocks, fences
 
 LANGUAGES = {"", "console", "dockerfile", "python", "sh", "text", "yaml"}
 RUN_BY = {
-    "docs/how-to/multi-agent.md": "tests/peers/test_multi_agent.py",
+    "docs/how-to/multi-agent.md": "tests/peers/test_guides.py",
     "docs/how-to/evaluate.md": "tests/integration/worker/test_evaluations.py",
     "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",
     "docs/how-to/migrating-from-torchrl.md": "tests/peers/test_guides.py",

@@ -7,17 +7,20 @@ import runpy
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+import torch
 from jupyter_client.manager import start_new_kernel
 
 from cormorant_testing.scripts import Server, unused_port
+from cormorant_testing.serving import serve
 from cormorant_testing.snippets import ROOT, blocks
+from cormorant_worker.launch import load_job
 
 pytestmark = pytest.mark.timeout(600)
 BIN = Path(sys.executable).parent
@@ -249,7 +252,7 @@ def test_notebook_is_interrupted_and_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_reading_page_runs(tmp_path: Path) -> None:
-    """docs/how-to/read-a-dataset.md, but for what needs TorchRL, which tests/peers/test_replay_buffers.py runs."""
+    """docs/how-to/read-a-dataset.md, but for what needs TorchRL, which tests/peers runs."""
     run("bash", "-euc", "cormorant init . && cormorant run job.yaml", cwd=tmp_path)
     page = "docs/how-to/read-a-dataset.md"
     code = [block for block in blocks(page, "python") if "torchrl" not in block]
@@ -268,3 +271,45 @@ def test_ray_page_runs(tmp_path: Path) -> None:
     for block, learning in ((script, "learn(batch)"), (driver, "update(policy, batch)")):
         own = block.replace('RayOptions(address="auto")', "RayOptions()").replace("/code/job.yaml", "job.yaml")
         run(sys.executable, "-c", own.replace(learning, "break"), cwd=tmp_path)
+
+
+# -- examples/short: each fits on a screen, imports one package of ours, and does what it says -----------------
+
+SHORT = ROOT / "examples" / "short"
+SCREEN = 50
+
+
+@pytest.fixture
+def main_of() -> Iterator[Callable[[str], Any]]:
+    """Threads of small networks wait for each other beside other work: 40 updates of PPO did not end within 300 s."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield lambda name: runpy.run_path(str(SHORT / name))["main"]
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("path", sorted(SHORT.glob("*.py")), ids=lambda path: path.name)
+def test_it_fits_on_a_screen(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= SCREEN
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ppo_learns(main_of) -> None:
+    assert main_of("ppo.py")() > 100  # 22 at first
+
+
+def test_an_evaluation_has_a_mean(main_of, capfd: pytest.CaptureFixture[str]) -> None:
+    assert 8 < main_of("evaluation.py")(12) < 500
+    assert "warning" not in capfd.readouterr().out, "its workers have no state to save"
+
+
+def test_a_dataset_is_read_and_learned_from(main_of, tmp_path: Path) -> None:
+    assert 0 < main_of("offline.py")(str(tmp_path / "data"), 2_000) < 1
+
+
+@pytest.mark.slow
+def test_a_learner_elsewhere_publishes(main_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve(load_job(ROOT / "examples" / "cartpole-ppo.yaml"), directory=tmp_path) as served:
+        monkeypatch.setenv("CORMORANT_TOKEN", served.writer.token)
+        assert main_of("remote.py")(served.server.url, 3) > 0

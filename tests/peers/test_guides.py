@@ -1,9 +1,14 @@
-"""The migration guides: snippets run as they stand, and tables have every argument of the installed peers."""
+"""The migration guides: snippets run as they stand, and tables have every argument of the installed peers. The Python
+of docs/how-to/multi-agent.md.
+"""
 
 import dataclasses
 import inspect
+import math
 import re
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -93,3 +98,40 @@ def test_every_argument_of_the_installed_release_has_its_row(guide: str, section
 def test_every_field_of_the_installed_release_has_its_row(guide: str, section: str, path: str) -> None:
     fields = {field.name for field in dataclasses.fields(attribute(path))}  # type: ignore[arg-type]
     assert fields - names_in(f"how-to/migrating-from-{guide}.md", section) == set()
+
+
+OWN, MAPPO, QMIX, DUEL, SELF_PLAY = blocks("docs/how-to/multi-agent.md", "python")
+
+
+def lines_of(script: str, folder: Path) -> list[str]:
+    done = run_script(script, cwd=folder, timeout=290)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_an_environment_of_ones_own_is_collected(tmp_path: Path) -> None:
+    assert "torch.Size([4, 64, 2, 1])" in lines_of(OWN, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_player_learns_against_its_own_past(tmp_path: Path) -> None:
+    (tmp_path / "duel.py").write_text(DUEL)
+    played = [line.partition("against ")[2] for line in lines_of(SELF_PLAY, tmp_path) if line.startswith("won ")]
+    assert len(played) == 20
+    assert len(played[-1].split(",")) > 5
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("script", "is_expected"), [(MAPPO, lambda reward: reward < 0), (QMIX, lambda loss: loss > 0)])
+def test_losses_of_torchrl_learn_from_batches_as_they_are(
+    script: str, is_expected: Callable[[float], bool], tmp_path: Path
+) -> None:
+    for library in ("torchrl", "mpe2"):
+        pytest.importorskip(library, reason=f"{library} is not installed; `make test-peers` runs this test")
+    printed = [float(line[7:-1]) for line in lines_of(script, tmp_path) if line.startswith("tensor(")]
+    assert len(printed) == 5
+    assert all(math.isfinite(number) and is_expected(number) for number in printed)
