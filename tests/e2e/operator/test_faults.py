@@ -10,6 +10,7 @@ import pytest
 from cormorant_testing.api_proxy import FaultyApi, write_kubeconfig
 from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
+from cormorant_testing.scripts import until
 
 
 class Place(Scene):
@@ -173,13 +174,12 @@ def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
 
 def _watch_slots(place: Place, is_so: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
     """Wait for a fact, and see meanwhile that no slot is ever filled twice."""
-    began = time.monotonic()
-    while time.monotonic() - began < within_s:
+
+    def holds() -> object:
         assert max(place.slots().values(), default=0) <= 1
-        if is_so():
-            return
-        time.sleep(0.2)
-    raise AssertionError(f"not within {within_s:.0f} s: {what}")
+        return is_so()
+
+    until(holds, seconds=within_s, what=what, every_s=0.2)
 
 
 def _die_after_each_write(place: Place, is_done: Callable[[], bool], *, what: str) -> int:

@@ -139,13 +139,13 @@ class Done:
 class Cli(Scene):
     """A scene, and commands in its namespace."""
 
-    def __call__(self, *arguments: str, namespace: str = "") -> Done:
-        """Run a command in the namespace, or in another; in this process, whose imports take seconds."""
+    def __call__(self, *arguments: str) -> Done:
+        """Run a command in the namespace; in this process, whose imports take seconds."""
         out, err = io.StringIO(), io.StringIO()
         before, os.environ["KUBECONFIG"] = os.environ["KUBECONFIG"], self.kubeconfig
         try:
             with redirect_stdout(out), redirect_stderr(err):
-                code = run([*arguments, "-n", namespace or self.namespace.name])
+                code = run([*arguments, "-n", self.namespace.name])
         finally:
             os.environ["KUBECONFIG"] = before
         return Done(code, out.getvalue(), err.getvalue())

@@ -8,6 +8,7 @@ changed; additions are listed.
 
 import ast
 import dataclasses
+import hashlib
 import json
 import os
 import pickletools
@@ -135,7 +136,7 @@ def files(folder: Path, tree: Path) -> Surface:
         name = str(path.relative_to(folder))
         if path.is_file() and name not in ("data.yaml", "served.yaml", "head.log", "policy.safetensors"):
             found[name] = "file"
-            found |= {f"{name}: {key}": value for key, value in contents(path)}
+            found |= {f"{name}: {key}": value for key, value in contents(path, path.read_bytes())}
     return found
 
 
@@ -147,15 +148,9 @@ def _write_weights(path: Path, policies: str) -> None:
     save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 
 
-def contents(path: Path) -> Iterator[tuple[str, str]]:
+def contents(path: Path, raw: bytes) -> Iterator[tuple[str, str]]:
     """JSON by its leaves, safetensors and Arrow by their headers and values, pickles by the names they import."""
-    yield from _inside(path, path.read_bytes())
-
-
-def _inside(path: Path, raw: bytes) -> Iterator[tuple[str, str]]:
     if path.suffix == ".arrow":
-        import hashlib
-
         import pyarrow.ipc
 
         table = pyarrow.ipc.open_file(raw).read_all()
@@ -171,7 +166,7 @@ def _inside(path: Path, raw: bytes) -> Iterator[tuple[str, str]]:
             begin, end = entry.pop("data_offsets", (0, 0))
             if entry.get("dtype") == "U8" and raw[begin:end][8:9] == b"{":  # a file within the file: a worker's state
                 del entry["shape"]
-                yield from ((f"{name}: {key}", value) for key, value in _inside(path, raw[begin:end]))
+                yield from ((f"{name}: {key}", value) for key, value in contents(path, raw[begin:end]))
         yield from flat(shape(header), "header")
     elif raw[:1] in (b"{", b"["):
         for number, line in enumerate([raw.decode()] if path.suffix == ".json" else raw.decode().splitlines()):
