@@ -5,6 +5,7 @@ right every request needs, and how it was answered. Both speak plain HTTP.
 import asyncio
 import json
 import random
+import re
 import ssl
 import threading
 from collections import Counter
@@ -223,40 +224,17 @@ def _hang_up(request: web.Request) -> web.Response:
     return web.Response()
 
 
+_ASKED = re.compile(r"/(?:api|apis/([^/]+))/[^/]+(?:/namespaces/[^/]+(?=/))?/([^/]+)(?:/([^/]+)(/.+)?)?")
+"""The path of a request: API group, resource, name, and what is below the object."""
+_VERBS = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+
+
 class Right(NamedTuple):
     """One right as a rule of RBAC grants it; the name of a subresource follows its resource's."""
 
     group: str
     resource: str
     verb: str
-
-
-def right_of(method: str, path: str, *, is_watch: bool) -> Right | None:
-    """The right that a request needs; None for what everybody may ask, as discovery.
-
-    >>> right_of("PATCH", "/apis/cormorant.dev/v1alpha1/namespaces/a/collectorjobs/b/status", is_watch=False)
-    Right(group='cormorant.dev', resource='collectorjobs/status', verb='patch')
-    """
-    parts = path.strip("/").split("/")
-    if parts[0] == "api":
-        group, rest = "", parts[2:]
-    elif parts[0] == "apis" and len(parts) > 3:
-        group, rest = parts[1], parts[3:]
-    else:
-        return None
-    if not rest:
-        return None
-    if rest[0] == "namespaces" and len(rest) > 2:
-        rest = rest[2:]
-    resource = "/".join([rest[0], *rest[2:]])
-    is_named = len(rest) > 1
-    if method == "GET":
-        verb = "get" if is_named else "watch" if is_watch else "list"
-    else:
-        verb = {"POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}[method]
-        if verb == "delete" and not is_named:
-            verb = "deletecollection"
-    return Right(group=group, resource=resource, verb=verb)
 
 
 class RecordingProxy(ApiProxy):
@@ -268,9 +246,13 @@ class RecordingProxy(ApiProxy):
         self.denied: set[Right] = set()
 
     def note(self, request: web.Request, status: int) -> None:
-        right = right_of(request.method, request.path, is_watch=is_watch(request))
-        if right is None:
+        found = _ASKED.fullmatch(request.path.rstrip("/"))
+        if found is None:  # what everybody may ask, as discovery
             return
+        group, resource, name, below = found.groups("")
+        verb = _VERBS.get(request.method) or ("get" if name else "watch" if is_watch(request) else "list")
+        verb = "deletecollection" if verb == "delete" and not name else verb
+        right = Right(group, resource + below, verb)
         # A quota or an admission plugin answers 403 too; those of tests forbid nothing.
         (self.denied if status == 403 else self.used).add(right)
         if right.verb == "patch" and status == 201:
