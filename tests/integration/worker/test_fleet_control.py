@@ -31,7 +31,7 @@ from cormorant_worker.fleet.turn import life
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.wire import SharedMemory
 
-SEGFAULT = "cormorant_testing.policies:make_segfault"
+SEGFAULT = {"entrypoint": "ctypes:string_at", "kwargs": {"ptr": 0}, "vectorization": "inline", "numEnvs": 2}
 
 
 def test_no_memory_is_asked_for_with_the_fleets_condition_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,11 +185,11 @@ def test_environments_that_cannot_be_saved_are_named() -> None:
 
 @on_all_placements_slowly
 def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
-    env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
-    with reading(make_job(env={"gymnasium": env}), workers=1) as (fleet, reader):
+    with reading(make_job(failures=[{"at": "restore"}]), workers=1) as (fleet, reader):
         saved = fleet.state()
         with pytest.raises(
-            StateError, match="could not restore its state: cpu-0: environment 0 could not take its state: OSError: no"
+            StateError,
+            match="could not restore its state: cpu-0: environment 0 could not take its state: ValueError: told",
         ):
             fleet.restore(saved)
         others = replace(FleetState.from_bytes(saved), workers={"cpu-7": b"zero"}, attempts={"cpu-7": 0}).to_bytes()
@@ -217,8 +217,7 @@ def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     ("options", "words", "note"),
     [
         ({"policy": "raising"}, "raised RuntimeError: no weights for this planet", "in raising"),
-        ({"env": {"gymnasium": {"entrypoint": SEGFAULT, "vectorization": "inline", "numEnvs": 2}}},
-         "was killed by SIGSEGV while building", ""),
+        ({"env": {"gymnasium": SEGFAULT}}, "was killed by SIGSEGV while building", ""),
     ],
 )  # fmt: skip
 def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note: str) -> None:

@@ -150,9 +150,8 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path)
 
 
 def test_a_refused_state_leaves_the_count_of_what_is_durable(tmp_path: Path) -> None:
-    env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
-    collection = {"framesPerBatch": 20, "totalFrames": 200}
-    job = make_job(env={"gymnasium": env}, dataset=str(tmp_path), collection=collection, queue={"capacityBatches": 1})
+    collection, queue = {"framesPerBatch": 20, "totalFrames": 200}, {"capacityBatches": 1}
+    job = make_job(failures=[{"at": "restore"}], dataset=str(tmp_path), collection=collection, queue=queue)
     with reading(job, workers=1) as (fleet, reader):
         until(lambda: fleet._core.queue.backlog)  # durable, and not accepted yet
         fleet.pause()

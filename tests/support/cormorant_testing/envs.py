@@ -186,7 +186,7 @@ class Failure:
     """When and how an environment fails. All conditions must hold."""
 
     how: Literal["raise", "hang", "exit", "kill", "nan", "slow", "shape"] = "raise"
-    at: Literal["step", "reset", "init"] = "step"
+    at: Literal["step", "reset", "init", "save", "restore"] = "step"
     step: int = 0
     """The step of its process at which it fails, from 1; 0 = every step."""
     seeds: Sequence[int] = ()
@@ -293,10 +293,12 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, info | self._extra_info
 
     def get_state(self) -> dict[str, Any]:
+        self._fail("save")
         c = self._counts
         return {"seed": c.seed, "counts": np.array([c.episode, c.step, c.total]), "echoed": c.echoed}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
+        self._fail("restore")
         self._counts = _Counts(state["seed"], *map(int, state["counts"]), float(state["echoed"]))
 
     def _observe(self, hurt: str) -> Any:
@@ -325,27 +327,6 @@ def make_generous() -> gymnasium.Env[Any, Any]:
     return gymnasium.wrappers.TransformReward(CountingEnv(), lambda reward: float("inf"))
 
 
-class Forgetful(CountingEnv):
-    """Can be saved and not restored."""
-
-    def set_state(self, state: Mapping[str, Any]) -> None:
-        raise OSError("no memory of it")
-
-
-class LosesItOnce(CountingEnv):
-    """The environment of one seed raises as it is saved for the first time."""
-
-    def __init__(self, *, seed_that_raises: int, flag: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self._raises, self._flag = seed_that_raises, Path(flag)
-
-    def get_state(self) -> dict[str, Any]:
-        if self._counts.seed == self._raises and not self._flag.exists():
-            self._flag.touch()
-            raise OSError("lost it")
-        return super().get_state()
-
-
 class LogsAnything(CountingEnv):
     """Logs what a fleet's own log lines hold, and what no other process can read."""
 
@@ -354,15 +335,6 @@ class LogsAnything(CountingEnv):
         log.warning("said", worker="mine", event_kind="step", lock=threading.Lock(), step=self._counts.step)
         log.info("exploded", level=3, timestamp=object())
         return super().step(action)
-
-
-def make_limited(*, limit: int, **kwargs: Any) -> gymnasium.Env[Any, Any]:
-    """A CountingEnv under gymnasium's TimeLimit."""
-    return gymnasium.wrappers.TimeLimit(CountingEnv(**kwargs), limit)
-
-
-def make_nothing(**_: Any) -> None:
-    pass
 
 
 class Stateless(gymnasium.Wrapper[Any, Any, Any, Any]):

@@ -6,13 +6,12 @@ import shutil
 import signal
 import sys
 import tempfile
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import psutil
 
 from cormorant_testing.scripts import Logged, environment, of_session
+from cormorant_testing.serving import Api
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 STORE_BYTES = 100 << 20
@@ -39,13 +38,8 @@ class Pod(Logged):
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def get(self, path: str) -> tuple[int, str]:
-        port = self.wait_for("supervising")["probe_port"]
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as reply:
-                return reply.status, reply.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
+        reply = Api(self.wait_for("supervising")["probe_port"]).get(path)
+        return reply.status, reply.body.decode()
 
     def below(self, title: str) -> list[psutil.Process]:
         """Processes below the supervisor whose command line has this in it."""

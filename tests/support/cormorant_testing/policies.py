@@ -3,9 +3,7 @@
 TensorDict is imported where a policy needs it: that takes each new process two seconds.
 """
 
-import os
 import random
-import signal
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -139,11 +137,6 @@ def raising_at(observation_space: Any, action_space: Any, *, step: int) -> Calla
         return torch.zeros(observation.shape[0], dtype=torch.int64)
 
     return act
-
-
-def make_segfault(**_: Any) -> None:
-    """An environment's entrypoint that takes the process down."""
-    os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:

@@ -103,13 +103,11 @@ def test_restored_environments_go_on_bit_by_bit(kind: type) -> None:
 
 
 def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
-    factory = EnvFactory(
-        entrypoint="cormorant_testing.envs:LosesItOnce",
-        kwargs={"seed_that_raises": SEEDS[0], "flag": str(tmp_path / "raised"), "lengths": 50},
-    )
+    failure = {"at": "save", "seeds": SEEDS[:1], "flag": str(tmp_path / "raised")}
+    factory = counting(lengths=50, failures=[failure])
     with contextlib.closing(SubprocessVectorEnv(factory, seeds=SEEDS)) as env:
         env.start()
-        with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised OSError: lost it"):
+        with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised ValueError: told to fail"):
             env.state()
         others = [env._running[row].connection for row in (1, 2)]
         assert select.select(others, [], [], 0.5)[0] == []
