@@ -22,7 +22,7 @@ from cormorant_contract.errors import FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import Repeated, until
 from cormorant_testing.serving import Served, serve
 from cormorant_testing.terminal import Terminal
 
@@ -373,8 +373,8 @@ def test_status_is_live_on_a_terminal_until_it_is_interrupted(command: Any, serv
         if batch.status == 200:
             served.data.ack(batch)
 
-    with Terminal("status", "--watch", "--interval", "0.2") as watch:
-        watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 3, meanwhile=take)
+    with Terminal("status", "--watch", "--interval", "0.2") as watch, Repeated(take, every_s=0.5):
+        watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 3)
         assert watch.interrupt() == 0
     assert watch.seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
     assert "Traceback" not in watch.seen

@@ -3,31 +3,30 @@
 import codecs
 import os
 import pty
-import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 _WAIT_S = 60.0
-_LAST_WORDS_S = 30.0
 
 
 class Terminal:
     """One command that runs on a pseudo-terminal. Use as a context manager."""
 
-    def __init__(self, *arguments: str, columns: int = 160) -> None:
+    def __init__(self, *arguments: str) -> None:
         self.seen = ""
         """Everything that it wrote, control sequences too."""
-        self._decoder = codecs.getincrementaldecoder("utf-8")()
         self._ours, theirs = pty.openpty()
-        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": str(columns), "LINES": "20"}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "cormorant_cli", *arguments],
-            stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
-        )  # fmt: skip
+        environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "20"}
+        command = [sys.executable, "-m", "cormorant_cli", *arguments]
+        self._process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
         os.close(theirs)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def __enter__(self) -> "Terminal":
         return self
@@ -35,34 +34,25 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait(10)
+        self._reader.join(10)
         os.close(self._ours)
 
-    def read_until(self, is_seen: Callable[[str], object], *, meanwhile: Callable[[], object] = lambda: None) -> None:
-        """Read until what was seen says so.
+    def _read(self) -> None:
+        decode = codecs.getincrementaldecoder("utf-8")().decode
+        with suppress(OSError):  # the other end was closed
+            while True:
+                self.seen += decode(os.read(self._ours, 65536))
 
-        Args:
-            is_seen: gets everything that was written.
-            meanwhile: called about once a second or more often.
-        """
+    def read_until(self, is_seen: Callable[[str], object]) -> None:
+        """Wait until everything that was written says so."""
         deadline = time.monotonic() + _WAIT_S
         while not is_seen(self.seen):
             assert time.monotonic() < deadline, self.seen
-            assert self._read(1.0), f"it has ended: {self.seen}"
-            meanwhile()
+            assert self._reader.is_alive(), f"it has ended: {self.seen}"
+            time.sleep(0.1)
 
     def interrupt(self) -> int:
         self._process.send_signal(signal.SIGINT)
-        deadline = time.monotonic() + _LAST_WORDS_S
-        while time.monotonic() < deadline and self._read(1.0):
-            continue
-        return self._process.wait(_LAST_WORDS_S)
-
-    def _read(self, timeout_s: float) -> bool:
-        """False when the terminal's other end is closed."""
-        if not select.select([self._ours], [], [], timeout_s)[0]:
-            return True
-        try:
-            self.seen += self._decoder.decode(os.read(self._ours, 65536))
-        except OSError:
-            return False
-        return True
+        code = self._process.wait(30)
+        self._reader.join(10)
+        return code
