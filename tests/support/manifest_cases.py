@@ -45,10 +45,6 @@ def _metrics(info: list[Document] | None, *metrics: Document) -> Document:
     return manifest(env__info=info, collection__episodeMetrics=list(metrics))
 
 
-def _filled(dtype: str, fill: float) -> Document:
-    return {**_WON, "dtype": dtype, "fill": fill}
-
-
 VALID: dict[str, Document] = {
     "smallest": manifest(),
     "lockstep": manifest(env__envpool__batchSize=8),
@@ -152,7 +148,8 @@ _KWARGS = "write envpool.numEnvs, batchSize and numThreads, env.maxEpisodeSteps 
 _BOUNDS = "minReplicas 4 is greater than maxReplicas 2"
 
 _RULES = [
-    *(("spec.env.info[0].fill", f"{fill} of won does not fit {dtype}", manifest(env__info=[_filled(dtype, fill)]))
+    *(("spec.env.info[0].fill", f"{fill} of won does not fit {dtype}",
+       manifest(env__info=[{**_WON, "dtype": dtype, "fill": fill}]))
       for dtype, fill in (("bool", 2), ("int64", 0.5), ("uint8", -1))),
     *(("spec.collection.episodeMetrics" + field, sentence, _metrics(info, {**_SUCCESS, **metric}))
       for info, metric, field, sentence in (

@@ -93,7 +93,7 @@ def test_release_upgrades_and_keeps_crd_key_and_jobs(namespace: Namespace, relea
     left = namespace("get", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=cormorant", "-o", "name")
     assert namespace.name not in left
 
-    release.reinstall(only)
+    helm("install", release.name, str(CHART), "-n", namespace.name, "--set", only)  # without --take-ownership
     again = namespace.get("secret", "cormorant-key")
     assert (again["metadata"]["uid"], again["data"]) == (key["metadata"]["uid"], key["data"])
     release.uninstall()

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("engine")
 
 def job_of(*keys: str, **collection: object) -> CollectorJob:
     asked = {"framesPerBatch": 12, "totalFrames": 48, **({"bfloat16": list(keys)} if keys else {}), **collection}
-    return make_job(num_envs=2, policy="in_half", lengths=(3, 8), collection=asked)
+    return make_job(num_envs=2, policy="cormorant_testing.recurrent:InHalf", lengths=(3, 8), collection=asked)
 
 
 def check(batch: TensorDictBase) -> None:

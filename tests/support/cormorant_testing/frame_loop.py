@@ -193,7 +193,8 @@ class FrameLoop:
     def _resume(self, f: Frame, s: Stream, traj: int) -> None:
         """Batches between the last one and this one may be missing."""
         ident, episode, step = self._place(f, s)
-        if s.following is not None and traj == s.traj and all(map(np.array_equal, *_both(f, s.following))):
+        goes_on = s.following is not None and traj == s.traj
+        if goes_on and all(np.array_equal(f[name], value) for name, value in s.following.items()):
             s.ident = ident
             return
         self._meet(s, ident)
@@ -245,7 +246,3 @@ def check(f: Frame, expected: Mapping[str, Any], what: str, tolerance: float = 0
         else:
             is_same = found.dtype == getattr(value, "dtype", found.dtype) and np.array_equal(found, value)
         assert is_same, f"{name} {what}: {found.tolist()}, not {np.asarray(value).tolist()}"
-
-
-def _both(f: Frame, expected: Mapping[str, Any]) -> tuple[list[Any], list[Any]]:
-    return [f[name] for name in expected], list(expected.values())

@@ -65,9 +65,6 @@ class Release:
         # Tests of the CRD alone may have applied it without Helm.
         helm("install", self.name, str(chart), "-n", self.namespace, "--take-ownership", *sets(values))
 
-    def reinstall(self, *values: str) -> None:
-        helm("install", self.name, str(CHART), "-n", self.namespace, *sets(values))
-
     def upgrade(self, *values: str, chart: Path = CHART) -> None:
         helm("upgrade", self.name, str(chart), "-n", self.namespace, *sets(values))
 

@@ -50,12 +50,6 @@ def counter(observation_space: Any, action_space: Any) -> nn.Module:
     return Counter()
 
 
-def in_half(observation_space: Any, action_space: Any) -> nn.Module:
-    from cormorant_testing.recurrent import InHalf
-
-    return InHalf()
-
-
 class Linear(nn.Module):
     """A torch module: observation [n, 4] -> class indices [n]."""
 

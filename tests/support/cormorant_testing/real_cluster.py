@@ -16,8 +16,8 @@ from pathlib import Path
 from cormorant_testing.helm import CHART, Release
 from cormorant_testing.kubectl import RESTRICTED, Namespace, restricted_pod, skip_without_cluster
 from cormorant_testing.needs import lacks
+from cormorant_testing.snippets import ROOT, blocks
 
-ROOT = Path(__file__).resolve().parents[3]
 BUILDER = "CORMORANT_IMAGE_BUILDER"
 PREFIX = os.environ.get("CORMORANT_IMAGE_PREFIX", "localhost")
 RELEASE = "cormorant"
@@ -151,9 +151,8 @@ class Installation:
 
     def commands(self) -> list[str]:
         """The README's, on Kubernetes, with the registry of these images."""
-        readme = (ROOT / "README.md").read_text().replace("registry.example", PREFIX)
-        (block,) = [text for text in re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S) if "helm install" in text]
-        lines = re.sub(r"\\\n\s*", "", block).splitlines()
+        (block,) = [text for text in blocks("README.md", "sh") if "helm install" in text]
+        lines = re.sub(r"\\\n\s*", "", block.replace("registry.example", PREFIX)).splitlines()
         return [line for line in lines if line and not line.startswith("#")]
 
     def shell(self, command: str, *, timeout_s: float = 120) -> str:

@@ -1,4 +1,6 @@
-"""Policies with hidden states. Their entrypoints are in `policies`."""
+"""Policies with hidden states."""
+
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -28,7 +30,7 @@ class Counter(TensorDictModuleBase):
 class InHalf(TensorDictModuleBase):
     """Recurrent, and computes in bfloat16 but for `value`: `logits` are thirds of the step, `hidden` sums them up."""
 
-    def __init__(self) -> None:
+    def __init__(self, *spaces: Any) -> None:
         super().__init__()
         self.in_keys = ["observation", "hidden"]
         self.out_keys = ["action", "logits", "value", ("next", "hidden")]
