@@ -1,12 +1,21 @@
-"""Durable file writes: all bytes written, and synced to disk."""
+"""Local files: the folder of a URI; durable writes, with all bytes written and synced to disk."""
 
 import contextlib
 import os
 import secrets
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 PART = ".part"
 """Suffix of the drafts of `write_durably`, so that the rest of a killed process can be removed."""
+
+
+def local_path(uri: str) -> Path | None:
+    """The folder that a path or a `file://` URI names, or None for other schemes."""
+    if "://" not in uri:
+        return Path(uri)
+    parts = urlsplit(uri)
+    return Path(unquote(parts.netloc + parts.path)) if parts.scheme in ("file", "local") else None
 
 
 def write_all(descriptor: int, buffer: memoryview) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -19,6 +18,7 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, EvaluationTable, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.metrics.fleet import version_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
@@ -110,7 +110,7 @@ async def get_metrics(request: Request, head: TheHead) -> Response:
 @health.get("/version")
 async def get_version() -> Build:
     """Version of the head and its API."""
-    return Build(version=version("cormorant"))
+    return Build(version=version_of("cormorant"))
 
 
 def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:

@@ -10,6 +10,7 @@ import typer
 from cormorant_cli.commands.run import translated_errors
 from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import columns_of, counted, size_of, speaks_json, tell
+from cormorant_contract.disk import local_path
 
 app = typer.Typer(
     name="dataset",
@@ -92,9 +93,10 @@ def export(
     ] = "",
 ) -> None:
     """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
-    if not out and "://" in uri and not uri.startswith("file://"):
+    folder = local_path(uri)
+    if not out and folder is None:
         raise BadInput(f"--out is required because {uri} is not a local folder")
-    target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
+    target = Path(out or f"{folder}-{to}")
     with translated_errors():
         from cormorant_worker.sinks.export import export as write
         from cormorant_worker.sinks.export import push_to_hub

@@ -28,7 +28,7 @@ import typer
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
 from cormorant_cli.printing import say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
-from cormorant_contract.disk import write_durably
+from cormorant_contract.disk import local_path, write_durably
 from cormorant_contract.errors import ManifestError, missing_library
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
@@ -106,8 +106,8 @@ def run(
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             dataset = job.spec.output.dataset
-            folder = dataset.uri.removeprefix("file://").rstrip("/") if dataset is not None else ""
-            if report is None and folder and "://" not in folder:
+            folder = local_path(dataset.uri) if dataset is not None else None
+            if report is None and folder is not None:
                 report = Path(f"{folder}-report.html")
             with translated_errors(), _logged_to(display, debug=debug):
                 serving = (port, directory) if serve else None

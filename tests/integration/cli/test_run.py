@@ -39,7 +39,7 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
 ) -> None:
     write(
         collection={"framesPerBatch": 64, "totalFrames": 1003, "seed": 3},
-        output={"queue": {}, "dataset": {"uri": "data/small"}},
+        output={"queue": {}, "dataset": {"uri": f"file://{tmp_path}/my%20data"}},
     )
 
     code, out, err = start("run", "job.yaml", "--json").end()
@@ -56,14 +56,14 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
     assert (finished["reason"], finished["frames"], finished["new_frames"]) == ("done", 1003, 1003)
     assert finished["episodes"] > 0
     assert finished["mean_return"] == pytest.approx(finished["mean_length"])
-    assert finished["dataset_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("data/small/*/*.arrow"))
+    assert finished["dataset_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("my data/*/*.arrow"))
     assert "worker_ready" in [event["event"] for event in log]
-    assert finished["report"] == "data/small-report.html"
-    report = (tmp_path / finished["report"]).read_text()
+    assert finished["report"] == f"{tmp_path}/my data-report.html"
+    report = Path(finished["report"]).read_text()
     assert '"state": "Completed"' in report
     assert '"collected": 1003' in report
     assert again_code == 0
-    assert "nothing to do: the dataset at data/small already has 1,003 frames" in again
+    assert f"nothing to do: the dataset at file://{tmp_path}/my%20data already has 1,003 frames" in again
 
 
 def test_run_without_the_extra_api_says_what_writes_reports(

@@ -129,6 +129,8 @@ def test_version_without_the_packages_metadata_is_unknown(
     monkeypatch.setattr(metadata, "version", missing)
     assert entry.run(["version", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"version": "unknown"}
+    assert entry.run(["openapi"]) == 0
+    assert json.loads(capsys.readouterr().out)["info"]["version"] == "unknown"
 
 
 def test_examples_in_help_parse() -> None:
@@ -210,7 +212,7 @@ def test_verify_accepts_a_good_dataset_and_refuses_a_changed_one(uri, tmp_path, 
 
 
 def test_export_is_beside_the_dataset_and_names_what_is_cut(uri, tmp_path, capsys):
-    assert dataset("export", uri, "--to", "parquet") == 0
+    assert dataset("export", f"file://{tmp_path}/da%74a", "--to", "parquet") == 0
     assert (tmp_path / "data-parquet" / "cpu-0-0.parquet").exists()
     assert "8 frames, 0 episodes, plus 2 incomplete" in capsys.readouterr().out
     assert dataset("export", uri, "--to", "lerobot", "--fps", "50", "--out", str(tmp_path / "robot")) == 0

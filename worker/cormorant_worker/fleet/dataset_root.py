@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from cormorant_contract.disk import local_path
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.scheduler import SlotKey
@@ -18,7 +19,6 @@ from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.normalize import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
 from cormorant_worker.sinks.description import describe_job
-from cormorant_worker.sinks.stores import local_path
 from cormorant_worker.worker.messages import Ready
 
 

@@ -4,7 +4,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from importlib.metadata import PackageNotFoundError, version
+from importlib import metadata
 from typing import get_args
 
 from cormorant_contract.job import CollectorJob
@@ -52,8 +52,8 @@ class FleetMetrics:
             show(declared.TARGET_FRAMES, spec.target)
         if spec.output.queue is not None:
             show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
-        versions = {"version": _version("cormorant"), "python": platform.python_version(), "torch": _version("torch")}
-        show(declared.BUILD_INFO, 1, **versions)
+        ours, torch = version_of("cormorant"), version_of("torch")
+        show(declared.BUILD_INFO, 1, version=ours, python=platform.python_version(), torch=torch)
         # Zeros, so that every series exists before the fleet does.
         zeros = FleetStats(
             frames=floor_frames,
@@ -152,8 +152,9 @@ class _GroupMetrics:
         show(declared.ENV_RESTARTS, stats.env_restarts, group=name)
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
+    """The installed version of a package; "unknown" without its metadata."""
     try:
-        return version(package)
-    except PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return "unknown"

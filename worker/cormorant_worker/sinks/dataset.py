@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
+from cormorant_contract.disk import local_path
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
 from cormorant_worker.normalize import Statistics
@@ -24,7 +25,7 @@ from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames, decode, joined
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
-from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore, local_path
+from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")

@@ -33,7 +33,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
@@ -52,16 +51,6 @@ _PAUSE_S = 1.0
 _BUCKET_SCHEMES = frozenset({"s3", "gs", "az"})
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-
-
-def local_path(uri: str) -> Path | None:
-    """The folder that a path or a `file://` URI names, or None for other schemes."""
-    parts = urlsplit(uri)
-    if "://" not in uri:
-        return Path(uri)
-    if parts.scheme in ("file", "local"):
-        return Path(unquote(parts.netloc + parts.path))
-    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
