@@ -143,7 +143,9 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
 
 
 def _env_spec(job: CollectorJob) -> str:
-    """Arguments of `gymnasium.make` as JSON; empty for batches of EnvPool, objects of a script, and unknown ids."""
+    """Arguments of `gymnasium.make` as JSON; empty for batches of EnvPool, objects of a script, unknown ids, and ids
+    registered with values that JSON has not.
+    """
     env = job.spec.env.gymnasium
     entrypoint = (env and env.entrypoint) or ""
     if env is None or entrypoint.startswith("script:"):
@@ -158,5 +160,5 @@ def _env_spec(job: CollectorJob) -> str:
         kwargs = {**spec.kwargs, **env.kwargs}
         limit = job.spec.env.max_episode_steps or spec.max_episode_steps
         return replace(spec, kwargs=kwargs, max_episode_steps=limit, additional_wrappers=wrappers).to_json()
-    except (gymnasium.error.Error, ImportError, ValueError):
+    except (gymnasium.error.Error, ImportError, ValueError, TypeError):
         return ""

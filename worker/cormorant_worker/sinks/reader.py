@@ -43,8 +43,8 @@ class DatasetInfo:
     env: Mapping[str, Any]
     """The environment as the manifest names it, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`."""
     env_spec: EnvSpec | None
-    """Arguments with which `gymnasium.make` rebuilds the environment; None for EnvPool, vector environments and objects
-    of a script."""
+    """Arguments with which `gymnasium.make` rebuilds the environment; None for EnvPool, vector environments, objects of
+    a script, and ids registered with values that JSON has not."""
     observation_space: Space
     """Space of one environment."""
     action_space: Space

@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.registration import EnvSpec
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import iter_frames
@@ -97,8 +98,17 @@ def test_minari_builds_the_environment_again(make_dice, tmp_path, env, kind):
         assert again.spec.kwargs == env.get("kwargs", {})
 
 
-@pytest.mark.parametrize("env", [{"envpool": {"taskId": "CartPole-v1", "numEnvs": 2}}, {"gymnasium": {"id": "a:B-v0"}}])
-def test_an_environment_that_gymnasium_cannot_build_has_no_spec(make_dice, env):
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"envpool": {"taskId": "CartPole-v1", "numEnvs": 2}},
+        {"gymnasium": {"id": "a:B-v0"}},
+        {"gymnasium": {"id": "OfArrays-v0"}},
+    ],
+)
+def test_an_environment_that_gymnasium_cannot_build_from_json_has_no_spec(make_dice, env, monkeypatch):
+    of_arrays = EnvSpec("OfArrays-v0", "cormorant_testing.envs:CountingEnv", kwargs={"lengths": np.array([5])})
+    monkeypatch.setitem(gymnasium.registry, of_arrays.id, of_arrays)
     dice = make_dice()
     assert describe_job(make_job(env=env), dice.layout, BOX, FOUR).env_spec == ""
 
