@@ -9,6 +9,7 @@ CliError             exit code 1; each message is a sentence for the user
       NoHead             the job has no running head
         HeadGone           it has ended and will have none
   BadInput           invalid input; exit code 2
+  Interrupted        Ctrl-C; exit code 130
 
 cormorant_contract.errors.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
 """
@@ -50,6 +51,10 @@ class HeadGone(NoHead): ...
 
 class BadInput(CliError):
     exit_code = 2
+
+
+class Interrupted(CliError):
+    exit_code = INTERRUPTED
 
 
 @contextmanager

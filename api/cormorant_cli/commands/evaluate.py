@@ -21,7 +21,7 @@ from cormorant_cli.commands.run import (
     translated_errors,
 )
 from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
-from cormorant_cli.errors import INTERRUPTED, BadInput, CommandFailed, HeadGone, NotReady
+from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
 from cormorant_cli.printing import columns_of, quiet_logs, speaks_json, tell, told_when_slow
 from cormorant_contract.episodes import files_of
 from cormorant_manifest.reader import STDIN
@@ -141,8 +141,7 @@ def evaluate(
                     rows.append((shown or _OWN, each.summary))
     except KeyboardInterrupt:
         hint = f"; run it again with --output {output} to continue" if output is not None else ""
-        typer.echo(f"interrupted{hint}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
+        raise Interrupted(f"interrupted{hint}") from None
     finally:
         if rows and not speaks_json():
             typer.echo(show_table(rows))

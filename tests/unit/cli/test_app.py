@@ -148,6 +148,21 @@ def test_examples_in_help_parse() -> None:
             assert context.params
 
 
+def test_an_interrupted_evaluation_says_once_how_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cormorant_worker.run_evaluation.evaluate", interrupt)
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the manifest's folder goes on it
+    entry.run(["init", str(tmp_path)])
+    arguments = [str(tmp_path / "job.yaml"), "--episodes", "2", "--output", str(tmp_path)]
+    assert entry.run(["evaluate", *arguments, "--json"]) == 130
+    hint = f"interrupted; run it again with --output {tmp_path} to continue"
+    assert json.loads(capsys.readouterr().err) == {"error": hint, "exit_code": 130}
+
+
 def test_no_two_columns_of_the_table_have_one_name() -> None:
     spread = {"mean": 1.0, "median": 1.0, "min": 0.0, "max": 2.0, "high": 1.5}
     found = {
