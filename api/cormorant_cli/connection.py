@@ -84,21 +84,17 @@ CaFile = Annotated[
 ]
 
 
-_OPTIONS = {
-    "job": Job, "namespace": Namespace, "context": Context,
-    "url": Url, "token": Token, "token_file": TokenFile, "ca_file": CaFile,
-}  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    url: str
-    token: str
-    token_file: str
-    ca_file: str = ""
-    job: str = ""
-    namespace: str = ""
-    context: str = ""
+    """The options that select the head, by their parameters' names."""
+
+    job: Job = ""
+    namespace: Namespace = ""
+    context: Context = ""
+    url: Url = ""
+    token: Token = ""
+    token_file: TokenFile = ""
+    ca_file: CaFile = ""
     reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
@@ -163,11 +159,12 @@ class Connection:
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the head to a command, which receives them as `connection`."""
+    options = {name: kind for name, kind in Connection.__annotations__.items() if name != "reconnect_s"}
 
     def take(values: dict[str, Any]) -> None:
-        values["connection"] = Connection(**{name: values.pop(name) for name in _OPTIONS})
+        values["connection"] = Connection(**{name: values.pop(name) for name in options})
 
-    return with_options(command, _OPTIONS, take, makes="connection")
+    return with_options(command, options, take, makes="connection")
 
 
 @contextmanager

@@ -72,7 +72,6 @@ def parse_job(document: object, source: str = "", *, position: int = 1) -> Colle
                 for location, sentence in _sentences(error, structural_schema())
                 if not any(reported[: len(location)] == location for reported in known)
             ]
-            findings = _without_echoes(findings)
         else:
             if not findings:
                 return job
@@ -83,21 +82,6 @@ def parse_job(document: object, source: str = "", *, position: int = 1) -> Colle
             for location, sentence in findings
         ]
     )
-
-
-def _without_echoes(findings: list[Finding]) -> list[Finding]:
-    """Without "framesPerBatch is missing" where frames_per_batch is unknown and means it: one mistake, one problem."""
-    unknown = [location for location, sentence in findings if sentence.startswith("unknown field")]
-
-    def is_meant(location: Location) -> bool:
-        siblings = (str(found[-1]) for found in unknown if found[:-1] == location[:-1])
-        return any("did you mean" in _nearest(name, [str(location[-1])]) for name in siblings)
-
-    return [
-        (location, sentence)
-        for location, sentence in findings
-        if not (sentence.startswith("is missing") and is_meant(location))
-    ]
 
 
 def name_of(document: object) -> str:
