@@ -59,15 +59,6 @@ def test_refusals_are_sentences(
     assert sentence in line
 
 
-def test_token_and_namespace_of_the_context_are_used(api_server: Any) -> None:
-    job = {"metadata": {"name": "pong", "namespace": "rl"}}
-    with api_server(lambda _heard: Say(200, json.dumps(job).encode())) as server:
-        assert run(["pause", "pong"]) == 0
-        (heard,) = server.heard
-    assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
-    assert heard.headers["authorization"] == "Bearer t"
-
-
 def test_server_that_is_not_there_is_a_sentence(kubeconfig: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -161,16 +152,21 @@ def test_job_without_a_head_is_not_said_to_run(status: Raw, sentence: str) -> No
     assert str(error.value) == f"rl/score {sentence}"
 
 
-@pytest.mark.parametrize(("command", "word"), [("pause", "true"), ("resume", "false")])
+@pytest.mark.parametrize(
+    ("command", "options", "word"), [("pause", "", "true"), ("pause", " -n rl", "true"), ("resume", " -n rl", "false")]
+)
 def test_pause_without_a_lease_is_written_to_the_spec(
-    command: str, word: str, api_server: Any, capsys: pytest.CaptureFixture[str]
+    command: str, options: str, word: str, api_server: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = json.dumps({"kind": "CollectorJob", "metadata": {"name": "pong", "namespace": "rl", "uid": "1"}}).encode()
     with api_server(lambda _heard: Say(200, job)) as server:
-        assert run([command, "pong", "-n", "rl"]) == 0
+        assert run([command, "pong", *options.split()]) == 0
         (heard,) = server.heard
+    # With the namespace and the token of the context.
+    assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
+    assert heard.headers["authorization"] == "Bearer t"
     assert (heard.method, json.loads(heard.body)) == ("PATCH", {"spec": {"paused": command == "pause"}})
-    said = f"rl/pong: spec.paused is {word}; `cormorant status pong -n rl` shows when its workers "
+    said = f"rl/pong: spec.paused is {word}; `cormorant status pong{options}` shows when its workers "
     assert capsys.readouterr().out.startswith(said)
 
 

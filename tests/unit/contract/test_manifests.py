@@ -1,5 +1,6 @@
-"""The verdict of the models on the table of manifests; and the CRD: structural, described, small. `tests/e2e/test_crd.py`
-asks an API server for its verdict on the same table.
+"""The models' verdict on the table of manifests; and the CRD: structural, described, small.
+
+An API server's verdict on the same table is in `tests/e2e/test_crd.py`.
 """
 
 import json

@@ -31,25 +31,17 @@ def test_frames_are_durable_once_their_shard_is_sealed(make_dice, tmp_path):
     writer.close()
 
 
-def test_a_shard_is_sealed_when_it_is_big_enough(make_dice, tmp_path):
-    dice = make_dice()
-    dataset = open_dataset(str(tmp_path), dice.description())
-    writer = dataset.writer("cpu-0-0", dice.layout, limits=ShardLimits(size_bytes=2 * 12 * 54))
-    for _ in range(5):
-        writer.append(dice.fill())
-    writer.close()
-    assert [record.batches for record in dataset.parts()[0].records] == [2, 2, 1]
-
-
-def test_a_shard_is_sealed_when_it_is_old_enough(make_dice, tmp_path):
+@pytest.mark.parametrize(
+    ("limits", "batches"), [(ShardLimits(size_bytes=2 * 12 * 54), [2, 2, 1]), (ShardLimits(seconds=10), [3, 2])]
+)
+def test_a_shard_is_sealed_when_it_is_big_or_old_enough(make_dice, tmp_path, limits, batches):
     dice, now = make_dice(), [0.0]
     dataset = open_dataset(str(tmp_path), dice.description())
-    limits = ShardLimits(seconds=10)
     writer = ShardWriter(LocalStore(tmp_path), "cpu-0-0", dice.layout, limits=limits, clock=lambda: now[0])
     for now[0] in (0.0, 9.0, 10.0, 12.0, 23.0):
         writer.append(dice.fill())
     writer.close()
-    assert [record.batches for record in dataset.parts()[0].records] == [3, 2]
+    assert [record.batches for record in dataset.parts()[0].records] == batches
 
 
 def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
