@@ -91,8 +91,6 @@ def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
 def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     """The problem of an entrypoint, as a sentence; empty if there is none, or it cannot be known."""
     module, _, attribute = entry.path.partition(":")
-    if not module or not attribute or module == "__main__":
-        return ""  # refused elsewhere, with a remedy of its own
     try:
         spec = _find(module, path)
     except _NoModule as missing:

@@ -1,16 +1,14 @@
 """Where the files of a dataset lie: in a folder, or behind fsspec (`memory://`, `s3://`, `gs://`, ...).
 
-In a folder there are fsync, rename, and a manifest to which lines are appended:
+In a folder:
 
-    frames-000000.arrow.open -> fsync -> rename to frames-000000.arrow -> fsync of the folder -> manifest line
+    frames-000000.arrow.open -> fsync -> rename to frames-000000.arrow -> fsync of the folder -> line of manifest.jsonl
 
-A shard belongs to the dataset once its manifest line is on disk. Whatever a crash leaves behind before that (an `.open`
-file, a renamed shard without a line, a line without its newline) is never read and never repaired: a part is written by
-one attempt only, so no process continues it.
+A shard belongs to the dataset once its line is on disk. What a crash leaves behind before that (an `.open` file, a
+shard without a line, a line without its newline) is never read and never repaired: no process continues another's part.
 
-Behind fsspec there are whole objects, without append and rename. This is weaker than a folder: there is no lock; an
-open shard lives in this process's memory; each manifest line is an object of its own, `<part>/manifest/000000.json`,
-which repeats the lines before it, up to 64 in all; and an object is as durable as its service guarantees.
+Behind fsspec there are whole objects, without append, rename and locks, as durable as their service makes them. An
+open shard lies in memory; each line is an object, `<part>/manifest/000000.json`, with up to 63 lines before it.
 
 A request may arrive after its sender has died, and a worker that its fleet has lost may still write from a node that is
 cut off. The fleet therefore ends the part of a worker that has not finished before it counts its frames:
@@ -164,10 +162,9 @@ class LocalStore(_EndedParts):
         *lines, rest = text.split(b"\n")
         return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
 
-    def files(self, part: str) -> dict[str, int]:
-        """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
-        entries = sorted((self.root / part).iterdir())
-        return {entry.name: entry.stat().st_size for entry in entries if entry.name not in (_MANIFEST, _ENDED)}
+    def files(self, part: str) -> list[str]:
+        """Names of a part's shards, published or not, sorted; its manifest and its end are not among them."""
+        return sorted(entry.name for entry in (self.root / part).iterdir() if entry.name not in (_MANIFEST, _ENDED))
 
     def open(self, part: str, name: str) -> Any:
         """A published shard as a pyarrow.NativeFile, mapped into memory, where writes stay in this process."""
@@ -303,15 +300,14 @@ class ObjectStore(_EndedParts):
         """Of each `_LINES` objects the last one has all their lines."""
         found: list[str] = []
         manifest = f"{part}/{_LINES_FOLDER}"
-        names = sorted(name for name in self._find(manifest) if name != _OWNER)
+        names = [name for name in self._find(manifest) if name != _OWNER]
         for first in range(0, len(names), _LINES):
             data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
             found += [] if data is None else data.decode("utf-8", "replace").splitlines()
         return Notes(lines=tuple(found))
 
-    def files(self, part: str) -> dict[str, int]:
-        ours = (f"{_LINES_FOLDER}/", _ENDED)
-        return {name: size for name, size in sorted(self._find(part).items()) if not name.startswith(ours)}
+    def files(self, part: str) -> list[str]:
+        return [name for name in self._find(part) if not name.startswith((f"{_LINES_FOLDER}/", _ENDED))]
 
     def open(self, part: str, name: str) -> Any:
         data = self.read_root(f"{part}/{name}")
@@ -341,13 +337,13 @@ class ObjectStore(_EndedParts):
 
         self._ask(put)
 
-    def _find(self, folder: str) -> dict[str, int]:
-        """Names below a folder, and sizes."""
+    def _find(self, folder: str) -> list[str]:
+        """Names below a folder, sorted."""
         prefix = f"{self._root}/{folder}"
-        found: dict[str, Any] = self._ask(lambda: self._fs.find(prefix, detail=True))
+        found: list[str] = self._ask(lambda: self._fs.find(prefix))
         # Paths begin with a slash or not, whatever the root does: `s3:///bucket/a` has one, and s3fs finds `bucket/a`.
         above = f"{prefix}/".lstrip("/")
-        return {path.lstrip("/").removeprefix(above): int(entry["size"]) for path, entry in found.items()}
+        return sorted(path.lstrip("/").removeprefix(above) for path in found)
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Repeat a request while the store restarts; the first one not: the URI or the credentials may be wrong."""
