@@ -93,10 +93,11 @@ def export(
     ] = "",
 ) -> None:
     """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
-    folder = local_path(uri)
-    if not out and folder is None:
-        raise BadInput(f"--out is required because {uri} is not a local folder")
-    target = Path(out or f"{folder}-{to}")
+    folder = local_path(out or uri)
+    if folder is None:
+        what = f"--out {out} is not" if out else f"--out is required because {uri} is not"
+        raise BadInput(f"{what} a local folder")
+    target = folder if out else Path(f"{folder}-{to}")
     with translated_errors():
         from cormorant_worker.sinks.export import export as write
         from cormorant_worker.sinks.export import push_to_hub

@@ -63,9 +63,9 @@ def evaluate(
         ),
     ] = None,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder that keeps results; a run that was interrupted goes on there (default: none)."),
-    ] = None,
+        str,
+        typer.Option(help="Folder or URI that keeps results; an interrupted run goes on there (default: none)."),
+    ] = "",
     video: Annotated[
         int, typer.Option(min=0, help="Record the first N episodes of each checkpoint as MP4 in --output.")
     ] = 0,
@@ -108,11 +108,10 @@ def evaluate(
         )  # fmt: skip
         show_running(connection, wait_s=wait)
         return
-    if video and output is None:
+    if video and not output:
         raise BadInput("--video needs a folder for its files; give --output")
     job = read_job(manifest, name)
-    runs: dict[tuple[str, ...], Path | None]
-    runs = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
+    runs: dict[tuple[str, ...], str] = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
     if job.spec.policy.agents is not None and weights:
         runs = {tuple(weights): output}  # every pairing of them
     site = Site(fleet=fleet, ray_address=ray_address)
@@ -129,7 +128,7 @@ def evaluate(
                     seed=seed,
                     deterministic=deterministic,
                     workers=workers or None,
-                    directory=folder,
+                    directory=folder or None,
                     device=None if device == "auto" else device,
                     engine=site.ray_options(),
                     look=_teller(" ".join(Path(uri).name for uri in uris)),
@@ -140,7 +139,7 @@ def evaluate(
                     tell({"weights": shown, **each.document()}, indent=None)
                     rows.append((shown or _OWN, each.summary))
     except KeyboardInterrupt:
-        hint = f"; run it again with --output {output} to continue" if output is not None else ""
+        hint = f"; run it again with --output {output} to continue" if output else ""
         raise Interrupted(f"interrupted{hint}") from None
     finally:
         if rows and not speaks_json():
@@ -221,16 +220,16 @@ def _mean(spread: Mapping[str, float]) -> str:
     return f"{spread['mean']:.2f} ± {spread['high'] - spread['mean']:.2f}"
 
 
-def _folders(weights: Sequence[str], output: Path | None) -> dict[str, Path | None]:
+def _folders(weights: Sequence[str], output: str) -> dict[str, str]:
     if len(set(weights)) < len(weights):
         twice = next(uri for uri in weights if weights.count(uri) > 1)
         raise BadInput(f"--weights {twice} is given more than once; give each checkpoint once")
-    if output is None or len(weights) == 1:
+    if not output or len(weights) == 1:
         return dict.fromkeys(weights, output)
     for depth in (1, 2, 3):
         names = ["-".join(Path(uri).with_suffix("").parts[-depth:]) for uri in weights]
         if len(set(names)) == len(names):
-            return {uri: output / name for uri, name in zip(weights, names, strict=True)}
+            return {uri: f"{output.rstrip('/')}/{name}" for uri, name in zip(weights, names, strict=True)}
     raise BadInput(f"the checkpoints' names are the same: {', '.join(weights)}; evaluate them one by one")
 
 

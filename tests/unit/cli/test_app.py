@@ -151,15 +151,19 @@ def test_examples_in_help_parse() -> None:
 def test_an_interrupted_evaluation_says_once_how_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(*_arguments: object, **_options: object) -> None:
+    kept = []
+
+    def interrupt(*_arguments: object, directory: object, **_options: object) -> None:
+        kept.append(directory)
         raise KeyboardInterrupt
 
     monkeypatch.setattr("cormorant_worker.run_evaluation.evaluate", interrupt)
     monkeypatch.setattr(sys, "path", [*sys.path])  # the manifest's folder goes on it
     entry.run(["init", str(tmp_path)])
-    arguments = [str(tmp_path / "job.yaml"), "--episodes", "2", "--output", str(tmp_path)]
+    arguments = [str(tmp_path / "job.yaml"), "--episodes", "2", "--output", "s3://bucket/results"]
     assert entry.run(["evaluate", *arguments, "--json"]) == 130
-    hint = f"interrupted; run it again with --output {tmp_path} to continue"
+    assert kept == ["s3://bucket/results"], "the URI as it was given"
+    hint = "interrupted; run it again with --output s3://bucket/results to continue"
     assert json.loads(capsys.readouterr().err) == {"error": hint, "exit_code": 130}
 
 
@@ -245,6 +249,8 @@ class Unloadable(ModuleType):
 def test_what_cannot_be_is_a_sentence(tmp_path, capsys, monkeypatch):
     assert dataset("export", "memory://nowhere", "--to", "parquet") == 2
     assert "--out is required" in capsys.readouterr().err
+    assert dataset("export", str(tmp_path), "--to", "parquet", "--out", "s3://bucket/x") == 2
+    assert "--out s3://bucket/x is not a local folder" in capsys.readouterr().err
     assert dataset("verify", str(tmp_path)) == 1
     assert "there is no dataset at" in capsys.readouterr().err
     monkeypatch.setitem(sys.modules, "cormorant_worker.sinks.dataset", Unloadable("cormorant_worker.sinks.dataset"))
