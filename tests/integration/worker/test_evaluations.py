@@ -137,27 +137,33 @@ def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> No
     assert max(seen) <= 2
 
 
-class Walk(gymnasium.Env[Any, Any]):
-    """Ends after as many steps as its policy takes to 1."""
+def make_walk() -> type[gymnasium.Env[Any, Any]]:
+    """A class that is pickled whole, like a script's: the environments' processes need not import this file."""
 
-    observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-    action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
+    class Walk(gymnasium.Env[Any, Any]):
+        """Ends after as many steps as its policy takes to 1."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._at = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-        return self._at, {}
+        observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
+        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._at = self._at + abs(action)
-        return self._at, float(action[0]), bool((self._at > 1).any()), False, {"at": float(self._at[0])}
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+            super().reset(seed=seed)
+            self._at = self.np_random.uniform(-1, 1, 2).astype(np.float32)
+            return self._at, {}
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            self._at = self._at + abs(action)
+            return self._at, float(action[0]), bool((self._at > 1).any()), False, {"at": float(self._at[0])}
+
+    return Walk
 
 
 def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -> None:
     torch.manual_seed(3)
     network = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
     metrics = {"episodeMetrics": [{"name": "at", "key": "at"}]}
-    chosen = {"env": Walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
+    walk = make_walk()
+    chosen = {"env": walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
     made = evaluate(env=lambda: gymnasium.make("CartPole-v1"), policy="cormorant.policies:mlp", episodes=2, workers=1)
     assert len(made.episodes) == 2
     one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
@@ -165,7 +171,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     two = evaluate(**chosen, workers=2, num_envs=1, vectorization_mode="inline")
     assert two.to_json() == one.to_json()
     for episode in one.episodes:
-        env, total = Walk(), 0.0
+        env, total = walk(), 0.0
         seen, _ = env.reset(seed=episode.seed)
         for _ in range(episode.length):
             with torch.inference_mode():
@@ -178,7 +184,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
         evaluate(**chosen, workers=1, directory=tmp_path)
     with pytest.raises(ManifestError, match="manifest and env exclude each other"):
-        evaluate(CARTPOLE, env=Walk, episodes=1)
+        evaluate(CARTPOLE, env=walk, episodes=1)
 
 
 def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
