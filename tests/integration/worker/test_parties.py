@@ -173,6 +173,17 @@ def test_no_version_is_kept_that_nobody_plays() -> None:
         assert set(collector.actor._history["red"]) == {12, 13}
 
 
+def test_a_paused_worker_keeps_what_it_may_still_play() -> None:
+    loop, document = sampling(4, 0.5, pinned=3)
+    with make_collector(document) as collector:
+        for version in range(1, 40):
+            collector.weights.offer(loop.publish(["red"], version), version=version)
+            if version == 20:
+                collector.weights.apply()
+        assert set(collector.actor._offered["red"]) == {3, *range(17, 21), *range(36, 40)}
+        loop.take(collector.collect(num_steps=200))
+
+
 def test_a_restored_collector_draws_the_same() -> None:
     loop, document = sampling(8, 0.2)
     played = []

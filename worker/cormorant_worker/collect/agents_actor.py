@@ -9,6 +9,7 @@ keys below the group's. Old versions of a model act with tensors that are kept f
 """
 
 import copy
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -134,8 +135,10 @@ class AgentsActor:
         self._history: dict[str, dict[int, Mapping[str, torch.Tensor]]] = {
             model: {} for model in self.weights.specs if policy.versions_kept(model, [0])
         }
-        self._offered: list[tuple[PolicyVersion, Weights]] = []
-        """Appended to by the thread that offers."""
+        self._offered: dict[str, dict[int, Mapping[str, torch.Tensor]]] = {model: {} for model in self._history}
+        """Versions that are not in the history yet, by model. Written by the thread that offers."""
+        self._lock = threading.Lock()
+        """Guards `_offered`."""
         self.weights.on_offered = self._take
         if policy.initial_weights:
             self.weights.load(read_file(policy.initial_weights, allow_nonfinite=policy.allow_nonfinite))
@@ -195,8 +198,8 @@ class AgentsActor:
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """See `Actor`. The states behind those of policies are the versions that were drawn."""
-        while self._offered:
-            self._record(*self._offered.pop(0))
+        if any(self._offered.values()):
+            self._record()
         rows = len(is_init)
         is_random = any(group.actor is None for group in self._groups.values())
         random = self._random.act(obs, (), is_init).actions if is_random else ()
@@ -280,19 +283,25 @@ class AgentsActor:
     # -- old versions ------------------------------------------------------------------------------------------
 
     def _take(self, version: PolicyVersion, weights: Weights) -> None:
-        """Keep offered weights, whose memory is the sender's. Called by the thread that offers."""
-        kept = {
-            model: {name: tensor.detach().to(self.device, copy=True) for name, tensor in tensors.items()}
-            for model, tensors in weights.items()
-            if model in self._history
-        }
-        self._offered.append((version, kept))
+        """Keep offered weights, whose memory is the sender's, and of those that wait only what may still act: a worker
+        that is paused records none. Called by the thread that offers, while nothing is applied.
+        """
+        for model in self._history.keys() & weights.keys():
+            copied = {name: tensor.detach().to(self.device, copy=True) for name, tensor in weights[model].items()}
+            with self._lock:
+                offered = self._offered[model] | {version: copied}
+                applied = self.weights.versions[model]
+                kept = {version, applied}
+                for numbers in ([*offered], [number for number in offered if number <= applied]):
+                    kept |= self._policy.versions_kept(model, numbers)
+                self._offered[model] = {number: offered[number] for number in offered if number in kept}
 
-    def _record(self, version: PolicyVersion, weights: Weights) -> None:
+    def _record(self) -> None:
         playing = {int(number) for array in self.playing() for number in array.flat}
         for model, history in self._history.items():
-            if model in weights:
-                history[version] = weights[model]
+            with self._lock:
+                history |= self._offered[model]
+                self._offered[model] = {}
             newest = self.weights.versions[model]
             kept = self._policy.versions_kept(model, [number for number in history if number <= newest])
             for number in [number for number in history if number < newest and number not in kept | playing]:
