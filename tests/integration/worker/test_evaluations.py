@@ -146,7 +146,7 @@ def make_walk() -> type[gymnasium.Env[Any, Any]]:
         observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
         action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
 
-        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
             super().reset(seed=seed)
             self._at = self.np_random.uniform(-1, 1, 2).astype(np.float32)
             return self._at, {}

@@ -291,7 +291,7 @@ class AgentsActor:
             with self._lock:
                 offered = self._offered[model] | {version: copied}
                 applied = self.weights.versions[model]
-                kept = {version, applied}
+                kept: set[int] = {version, applied}
                 for numbers in ([*offered], [number for number in offered if number <= applied]):
                     kept |= self._policy.versions_kept(model, numbers)
                 self._offered[model] = {number: offered[number] for number in offered if number in kept}
@@ -300,7 +300,7 @@ class AgentsActor:
         playing = {int(number) for array in self.playing() for number in array.flat}
         for model, history in self._history.items():
             with self._lock:
-                history |= self._offered[model]
+                history.update(self._offered[model])
                 self._offered[model] = {}
             newest = self.weights.versions[model]
             kept = self._policy.versions_kept(model, [number for number in history if number <= newest])

@@ -83,14 +83,15 @@ class AsyncEnvGroup(EnvGroup):
         if not len(columns):
             return
         rows = self._landed[columns]
-        self._act_at(actor, version, columns, rows % self._size, (rows + 1) % self._size)
+        at, after = (rows % self._size, columns), ((rows + 1) % self._size, columns)
+        self._act_at(actor, version, columns, at, after)
 
     def land(self) -> int:
         """Wait for some rows and store them. Returns the number of frames."""
         step = self._receive()
         columns = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
         rows, following = self._landed[columns] % self._size, (self._landed[columns] + 1) % self._size
-        self._write_step(step, columns, rows, following, slice(None))
+        self._write_step(step, (rows, columns), (following, columns))
         self._landed[columns] += 1
         if len(step.ended):
             ended, after = columns[step.ended], following[step.ended]

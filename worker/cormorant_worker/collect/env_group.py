@@ -1,9 +1,9 @@
 """An EnvGroup: environments that step together and fill some columns of the block. The inner half of the hot loop.
 
 With two groups, one steps while the policy is called for the other. With an inference server, `act` sends the rows to
-it, and `land` receives the actions and forwards them. A lockstep group writes rows with plain slices while all of its
-columns are at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of
-a short batch does not cover every column).
+it, and `land` receives the actions and forwards them. `at` is the index of a step's frames in arrays [T, n, ...]: a row
+while all columns are at the same one, which is written with plain slices, otherwise rows and columns [k] each (a
+restarted environment lags by one row; the last row of a short batch does not cover every column).
 
 # T rows, n columns of this group, k of them at a time
 """
@@ -11,6 +11,7 @@ a short batch does not cover every column).
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from time import monotonic_ns
+from typing import Any
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -26,7 +27,7 @@ from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, put
 from cormorant_worker.weights.staged import RANDOM_VERSION, StagedWeights
 
-_NO_VERSION = -2
+At = int | tuple[Array, Array]
 
 
 class EnvGroup(ABC):
@@ -62,9 +63,10 @@ class EnvGroup(ABC):
         self._max_frames = max_frames
         self._asked: Asked | None = None
         """Rows at the server: those of `_acting`."""
-        self._acting: tuple[Array, Array, Array] = (np.empty(0, np.int64),) * 3
-        """Columns [k] that act one by one, their rows, and the rows after them."""
-        self._lengths = trajectories.lengths[columns]
+        self._acting: tuple[slice | Array, At, At] = EVERY_ROW, 0, 0
+        """Columns that act, where their frames are written, and where what follows them is."""
+        self._limits: Array = np.zeros(env.num_envs, dtype=np.int64)
+        """[n] rows of the block at which the trajectories have their `max_frames`."""
         self._ids = trajectories.ids[columns]
         self._initial_states: Arrays = ()
         self.hidden: Arrays = ()
@@ -104,8 +106,6 @@ class EnvGroup(ABC):
         ids[0], ids[rows + 1, columns] = self._ids, self._trajectories.new_ids(len(rows))
         np.maximum.accumulate(ids, axis=0, out=ids)
         block.traj_ids[:num_rows], self._ids[:] = ids[:-1], ids[-1]
-        self._lengths += num_rows
-        self._lengths[columns] = num_rows - (rows + 1)  # of several ends of a column, the last one stays
         block.end(rows, columns, final, tuple(a[rows + 1, columns] for a in block.states))
         put(block.states, (rows + 1, columns), self._initial_states)
         self.quota[:] = num_rows
@@ -163,8 +163,7 @@ class EnvGroup(ABC):
         rows = len(block.observation[0])
         hidden = (as_strided(a, (rows, *a.shape), (0, *a.strides)) for a in self.hidden)
         self._states = (*self._stored_states, *hidden)
-        self._action = tuple(a[:, columns] for a in block.action)
-        self._outputs = tuple(a[:, columns] for a in block.outputs)
+        self._acted = tuple(a[:, columns] for a in block.action + block.outputs)
         self._info = tuple(a[:, columns] for a in block.info)
         self._reward = block.reward[:, columns]
         self._terminated = block.terminated[:, columns]
@@ -173,37 +172,32 @@ class EnvGroup(ABC):
         self._traj_ids = block.traj_ids[:, columns]
         self._version = block.policy_version[:, columns]
 
-    def _decide(self, actor: Actor, obs: Arrays, states: Arrays, is_init: Array) -> Acted | None:
-        """The actor's decision, timed if `laps` is set; None: the server was asked."""
+    def _act_at(self, actor: Actor, version: int, columns: slice | Array, at: At, after: At) -> None:
+        """Act for columns with what is stored at one index; what follows is written at another."""
+        self._acting = columns, at, after
+        obs, states = tuple([a[at] for a in self._obs]), tuple([a[at] for a in self._states])
+        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
         if actor is self._remote:
-            self._asked = self._remote.ask(obs, states, is_init)
-            return None
+            self._asked = self._remote.ask(obs, states, self.is_init[columns])
+            return
         began = monotonic_ns()
-        acted = actor.act(obs, states, is_init)
+        acted = actor.act(obs, states, self.is_init[columns])
         if self.laps is not None:
             self.laps.inference_ns += monotonic_ns() - began
-        return acted
-
-    def _act_at(self, actor: Actor, version: int, columns: Array, rows: Array, following: Array) -> None:
-        """Act for columns at their own rows; what follows is written at others."""
-        self._acting = columns, rows, following
-        obs = tuple([a[rows, columns] for a in self._obs])
-        states = tuple([a[rows, columns] for a in self._states])
-        self._random.illegal = None if self.env.illegal is None else self.env.illegal[columns]
-        if (acted := self._decide(actor, obs, states, self.is_init[columns])) is not None:
-            self._send(acted, version)
+        self._send(acted, version)
 
     def _send(self, acted: Acted, version: int) -> None:
         """Send the actions of the acting columns, and write them while the environments step."""
-        columns, rows, following = self._acting
+        columns, at, after = self._acting
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
-        put(self._action + self._outputs, (rows, columns), acted.actions + acted.outputs)
-        self._traj_ids[rows, columns] = self._ids[columns]
-        self._version[rows, columns] = version if acted.versions is None else acted.versions
-        self._is_init[rows, columns] = self.is_init[columns]
+        put(self._acted, at, acted.actions + acted.outputs)
+        self._traj_ids[at] = self._ids[columns]
+        self._version[at] = version if acted.versions is None else acted.versions
+        self._is_init[at] = self.is_init[columns]
         self.is_init[columns] = False
-        put(self._states, (following, columns), acted.states)
+        if acted.states:
+            put(self._states, after, acted.states)
 
     def _receive(self) -> Step:
         """Send the server's actions if it was asked, and receive a step, timed if `laps` is set."""
@@ -220,19 +214,18 @@ class EnvGroup(ABC):
             self.laps.env_ns += monotonic_ns() - began
         return step
 
-    def _write_step(self, step: Step, columns: Array, rows: Array, following: Array, moved: Array | slice) -> None:
-        """Write what happened to columns at their own rows. `moved`: their positions in the step."""
-        for stored, value in zip(self._obs, step.obs, strict=True):
-            stored[following, columns] = value[moved]
-        for stored, value in zip(self._info, step.info, strict=True):
-            stored[rows, columns] = value[moved]
-        self._reward[rows, columns] = step.reward[moved]
-        self._terminated[rows, columns] = step.terminated[moved]
-        self._truncated[rows, columns] = step.truncated[moved]
-        self._lengths[columns] += 1
+    def _write_step(self, step: Step, at: At, after: At) -> None:
+        put(self._obs, after, step.obs)
+        if self._info:
+            put(self._info, at, step.info)
+        self._reward[at] = step.reward
+        self._terminated[at] = step.terminated
+        self._truncated[at] = step.truncated
 
     def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
         self.is_init[columns] = True
+        if self._max_frames:
+            self._limits[columns] = rows + self._max_frames
         put(self._states, (rows, columns), self._initial_states)
 
 
@@ -246,11 +239,10 @@ class LockstepEnvGroup(EnvGroup):
         self.states: Arrays = ()
         """[n, ...] each recurrent state, between batches."""
         self._reset_states()
-        self._cursor: Array = np.zeros(self.env.num_envs, dtype=np.int64)
-        self._dense_rows = self._row = 0
-        self._row_version = _NO_VERSION
-        """Version that the rest of the block was filled with."""
-        self._is_dense = True
+        self._row = self._even_rows = 0
+        """Row at which all columns act next, and the row from which on not all of them do."""
+        self._uneven: Array | None = None
+        """[n] instead, the row at which each column acts next."""
         self._is_filling = False
         """The block, and not `obs`, has what comes next."""
 
@@ -280,25 +272,23 @@ class LockstepEnvGroup(EnvGroup):
         self._aim(block, self.columns)
         put(self._obs + self._states, 0, self.pending())
         self.quota[:] = quota
-        self._dense_rows = int(quota.min())
-        self._row, self._is_dense = 0, True
-        self._row_version = _NO_VERSION
-        if self._dense_rows == 0:
-            self._become_uneven()
+        self._row, self._even_rows, self._uneven = 0, int(quota.min()), None
+        if self._max_frames:
+            self._limits[:] = self._max_frames - self._trajectories.lengths[self.columns]
         self._is_filling = True
 
     @property
     def landed(self) -> Array:
-        return np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
+        return np.full(self.env.num_envs, self._row) if self._uneven is None else self._uneven
 
     @property
     def is_done(self) -> bool:
         # Nearly every step ends here, without a look at the columns.
-        return not (self._is_dense and self._row < self._dense_rows) and super().is_done
+        return not (self._uneven is None and self._row < self._even_rows) and super().is_done
 
     def stop(self, columns: Array | slice) -> None:
         super().stop(columns)
-        self._dense_rows = int(self.quota.min())
+        self._even_rows = int(self.quota.min())
 
     def finish(self) -> None:
         """Copy the start of the next batch out of the block."""
@@ -310,8 +300,7 @@ class LockstepEnvGroup(EnvGroup):
     def look(self, column: int, leaf: int) -> Array:
         if not self._is_filling:
             return np.array(self.obs[leaf][column])
-        row = self._row if self._is_dense else int(self._cursor[column])
-        return np.array(self._obs[leaf][row, column])
+        return np.array(self._obs[leaf][self._next(column), column])
 
     def state(self) -> dict[str, Array]:
         arrays: dict[str, Array] = {
@@ -331,121 +320,72 @@ class LockstepEnvGroup(EnvGroup):
         self.obs = tuple(state[f"obs.{i}"].copy() for i in range(len(self.obs)))
         self.states = tuple(state[f"state.{i}"].copy() for i in range(len(self.states)))
 
-    # -- acting ------------------------------------------------------------------------------------------------
-
     def act(self, actor: Actor, version: int) -> None:
-        if self._is_dense and self._row == self._dense_rows:
-            self._become_uneven()
-        if not self._is_dense:
-            columns = np.flatnonzero(self._cursor < self.quota)
-            rows = self._cursor[columns]
-            self._act_at(actor, version, columns, rows, rows + 1)
+        if self._uneven is None and self._row < self._even_rows:
+            self._act_at(actor, version, EVERY_ROW, self._row, self._row + 1)
             return
-        t = self._row
-        obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
-        self._random.illegal = self.env.illegal
-        if (acted := self._decide(actor, obs, states, self.is_init)) is not None:
-            self._send(acted, version)
-
-    def _send(self, acted: Acted, version: int) -> None:
-        if not self._is_dense:
-            super()._send(acted, version)
-            return
-        t = self._row
-        self._check.values(acted.actions)
-        self.env.send(acted.actions, EVERY_ROW)
-        # From here on the environments step while this thread writes.
-        for stored, value in zip(self._action, acted.actions, strict=True):
-            stored[t] = value
-        self._traj_ids[t] = self._ids
-        if acted.versions is not None:
-            self._version[t], self._row_version = acted.versions, _NO_VERSION
-        elif version != self._row_version:
-            self._version[t:] = self._row_version = version
-        if acted.outputs:
-            for stored, value in zip(self._outputs, acted.outputs, strict=True):
-                stored[t] = value
-        self._is_init[t] = self.is_init
-        self.is_init[:] = False
-        if acted.states:
-            for stored, value in zip(self._states, acted.states, strict=True):
-                stored[t + 1] = value
-
-    # -- landing -----------------------------------------------------------------------------------------------
+        columns = np.flatnonzero(self._become_uneven() < self.quota)
+        rows = self._next(columns)
+        self._act_at(actor, version, columns, (rows, columns), (rows + 1, columns))
 
     def land(self) -> int:
         step = self._receive()
-        if not self._is_dense or len(step.fresh):
-            if self._is_dense:
-                self._become_uneven()
-            return self._land_some(step)
-        t = self._row
-        for stored, value in zip(self._obs, step.obs, strict=True):
-            stored[t + 1] = value
-        if self._info:
-            for stored, value in zip(self._info, step.info, strict=True):
-                stored[t] = value
-        self._reward[t] = step.reward
-        self._terminated[t] = step.terminated
-        self._truncated[t] = step.truncated
-        self._lengths += 1
-        self._row = t + 1
-        if len(step.ended):
-            self._end(t, step.ended, step.final)
-        if self._max_frames:
-            self._cut(np.flatnonzero(self._lengths >= self._max_frames))
-        return self.env.num_envs
-
-    def _land_some(self, step: Step) -> int:
-        sent = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
-        moved = np.ones(len(sent), dtype=np.bool_)
-        moved[step.fresh] = False
-        columns, rows = sent[moved], self._cursor[sent[moved]]
-        self._write_step(step, columns, rows, rows + 1, moved)
-        self._cursor[columns] += 1
-        if len(step.ended):
-            self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
+        sent, at, after = self._acting
+        self._write_step(step, at, after)
+        ended, num_landed = step.ended, self.env.num_envs
+        if self._uneven is None and not len(step.fresh):
+            self._row += 1
+        else:
+            columns = np.arange(self.env.num_envs)[sent]
+            ended, landed = columns[step.ended], np.delete(columns, step.fresh)
+            self._become_uneven()[landed] += 1
+            num_landed = len(landed)
+        if len(ended):
+            self._end(ended, step.final)
         if len(step.fresh):
-            self._replace(sent[step.fresh], tuple(a[step.fresh] for a in step.obs))
-        if self._max_frames:
-            self._cut(columns[self._lengths[columns] >= self._max_frames])
-        return len(columns)
+            self._replace(columns[step.fresh], tuple(a[step.fresh] for a in step.obs))
+        if self._max_frames and len(late := np.flatnonzero(self._limits <= self._next(EVERY_ROW))):
+            self._cut(late)
+        return num_landed
 
-    def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
-        """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
-        final_states = tuple([a[rows + 1, columns] for a in self._stored_states])
-        of_block = columns + self.columns.start
-        self._block.end(rows, of_block, final, final_states)
+    def _become_uneven(self) -> Array:
+        if self._uneven is None:
+            self._uneven = self.landed
+        return self._uneven
+
+    def _next(self, columns: Array | slice | int) -> Any:
+        """The row or rows [k] at which columns act next."""
+        uneven = self._uneven  # another thread may look
+        return self._row if uneven is None else uneven[columns]
+
+    def _end(self, columns: Array, final: Arrays) -> None:
+        """Trajectories ended with the last frames of these columns; the next rows hold what begins the next ones."""
+        rows, of_block = self._next(columns), columns + self.columns.start
+        self._block.end(rows - 1, of_block, final, tuple([a[rows, columns] for a in self._stored_states]))
         self._trajectories.open(of_block)
-        self._begin_trajectories(rows + 1, columns)
+        self._begin_trajectories(rows, columns)
 
     def _cut(self, columns: Array) -> None:
         """Trajectories reached the manifest's limit: they end truncated and their environments start new episodes."""
-        if not len(columns):
-            return
-        rows = self._row if self._is_dense else self._cursor[columns]
+        rows = self._next(columns)
         self._truncated[rows - 1, columns] = True
         final = tuple(a[rows, columns] for a in self._obs)
         first = self.env.restart(columns)
-        self._end(rows - 1, columns, final)
+        self._end(columns, final)
         put(self._obs, (rows, columns), first)
 
     def _replace(self, columns: Array, first: Arrays) -> None:
         """Environments were restarted after a crash: their open trajectories end with their last stored frame."""
-        rows = self._cursor[columns]
+        rows = self._become_uneven()[columns]
         # A trajectory without a frame in this block has nothing left to mark: its last batch is handed over.
-        marked = (rows > 0) & (self._lengths[columns] > 0)
-        at, which = rows[marked] - 1, columns[marked]
-        self._truncated[at, which] = True
-        final = tuple(a[at + 1, which] for a in self._obs)
-        self._block.end(at, which + self.columns.start, final, tuple(a[at + 1, which] for a in self._stored_states))
+        marked = (rows > 0) & ~self._is_init[rows, columns]
+        at, which = rows[marked], columns[marked]
+        self._truncated[at - 1, which] = True
+        final, final_states = (tuple(a[at, which] for a in arrays) for arrays in (self._obs, self._stored_states))
+        self._block.end(at - 1, which + self.columns.start, final, final_states)
         self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
         put(self._obs, (rows, columns), first)
-
-    def _become_uneven(self) -> None:
-        self._is_dense = False
-        self._cursor[:] = self._row
 
 
 class FirstFrames:

@@ -165,8 +165,6 @@ class Trajectories:
         """The id of the next trajectory that opens: higher than any before."""
         self.ids: Array = np.empty(num_envs, dtype=np.int64)
         """[B] int64, the id of the open trajectory."""
-        self.lengths: Array = np.zeros(num_envs, dtype=np.int64)
-        """[B] frames of the open trajectory so far."""
         self._tally = EpisodeTally(num_envs)
         self.metrics = metrics
         self.lost: set[int] = set()
@@ -175,7 +173,11 @@ class Trajectories:
 
     def open(self, columns: slice | Array) -> None:
         self.ids[columns] = self.new_ids(len(self.ids[columns]))
-        self.lengths[columns] = 0
+
+    @property
+    def lengths(self) -> Array:
+        """[B] frames of the open trajectory in the batches so far."""
+        return self._tally.frames.of(self.ids).astype(np.int64)
 
     def new_ids(self, count: int) -> Array:
         if self.next_id >> _COUNTER_BITS != self.next_id + count >> _COUNTER_BITS:
@@ -210,7 +212,7 @@ class Trajectories:
         return {
             "next_id": np.array(self.next_id),
             "ids": self.ids.copy(),
-            "lengths": self.lengths.copy(),
+            "lengths": self.lengths,
             "returns": self._tally.returns.of(self.ids),
         } | self.metrics.state(self.ids)
 
@@ -229,12 +231,11 @@ class Trajectories:
         their ids only if none of them has continued here in the meantime.
         """
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
-        self.lengths[:] = state["lengths"]
         if keeps_ids:
             self.ids[:] = state["ids"]
         else:
             self.ids[:] = self.new_ids(len(self.ids))
-        self._tally.frames.go_on(self.ids, self.lengths)
+        self._tally.frames.go_on(self.ids, state["lengths"])
         self._tally.returns.go_on(self.ids, state["returns"])
         self.metrics.restore(state, self.ids)
 
