@@ -143,13 +143,12 @@ def _moments(found: Mapping[str, Any]) -> RunningMoments:
 
 
 class StatisticsBook(Mapping[int, Document]):
-    """The statistics of one job, merged from acknowledged batches. As a mapping, those of each published version, as
-    plain data, which must not be changed. Owned by a fleet, or by a collector without a fleet. Methods may be called
-    from any thread.
+    """The statistics of one job; as a mapping, those of each published version, as plain data, never to be changed.
+    Owned by a fleet, or by a collector without one. Methods may be called from any thread.
     """
 
     def __init__(self, found: Statistics | None = None) -> None:
-        """Begin with what earlier fleets of the job merged; None: nothing, or what `begin` gives."""
+        """`found`: what earlier fleets of the job merged; None: nothing, or what `begin` gives."""
         self._lock = threading.Lock()
         """Guards everything below: merging takes microseconds."""
         self.current = found or Statistics()
@@ -158,9 +157,7 @@ class StatisticsBook(Mapping[int, Document]):
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
 
     def begin(self, initial: Statistics) -> None:
-        """Set the statistics of version 0: none, or those of the initial weights, which are then continued. All workers
-        report the same; the first report counts.
-        """
+        """Continue the statistics of the initial weights, those of version 0. Only the first worker's report counts."""
         with self._lock:
             self._versions.setdefault(0, initial)
             self._base(initial)
@@ -177,7 +174,6 @@ class StatisticsBook(Mapping[int, Document]):
             self.current, self._is_first = statistics.merged(self.current), False
 
     def merge(self, statistics: Statistics) -> None:
-        """Merge a batch. Called once per batch."""
         with self._lock:
             self.current = self.current.merged(statistics)
 
