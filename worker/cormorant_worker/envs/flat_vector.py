@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
-from gymnasium.vector import AsyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
@@ -385,6 +385,8 @@ class FlatVector:
     def _begun(self, obs: Any, info: Mapping[str, Any], rows: slice | Rows) -> Stepped:
         parts, nothing = self.arrays(obs), np.zeros(self.num_envs, dtype=np.bool_)
         self._note_masks(info, rows)
+        if isinstance(env := getattr(self.env, "unwrapped", self.env), SyncVectorEnv):
+            env._autoreset_envs[rows] = False  # a derived class whose own reset leaves them would reset them again
         return Stepped(parts, np.zeros(self.num_envs, np.float32), nothing, nothing, info)
 
     def _note_masks(self, info: Mapping[str, Any], rows: slice | Rows) -> None:

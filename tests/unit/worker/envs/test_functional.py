@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,14 +13,12 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
 from cormorant_testing.vectors import transitions
-from cormorant_worker.collect.overrides import NO_OVERRIDES
 from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.envs.request import EnvRequest
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, StateError
-from cormorant_worker.evaluation.player import build_envs
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
 from cormorant_worker.launch import make_collector
 from cormorant_worker.scripted import Scripted
 
@@ -262,12 +259,6 @@ def test_whole_numbers_of_a_reset_take_the_fractions_of_a_step_and_typed_keys_ar
 def test_what_cannot_be_stepped_is_refused(env: Any, sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
         opened(env)
-
-
-def test_episodes_are_not_recorded(tmp_path: Path) -> None:
-    block = Env.model_validate({"jax": {"entrypoint": "a:b"}})
-    with pytest.raises(EnvError, match="JAX's a:b cannot be recorded"):
-        build_envs(block, [], NO_OVERRIDES, film=tmp_path / "film.mp4")
 
 
 def test_an_unknown_key_of_info_is_refused() -> None:

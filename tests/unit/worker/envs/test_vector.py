@@ -1,6 +1,6 @@
 """Gymnasium vector environments, frame by frame against plain loops over single ones, and what they do wrong."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -60,17 +60,28 @@ def assert_frames(env: Any, steps: int, seeds: Sequence[int] = SEEDS) -> None:
                 np.testing.assert_array_equal(a, b)
 
 
+class Own(SyncVectorEnv):
+    """Resets rows itself, and leaves alone which of them its next step would reset."""
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+        rows = np.flatnonzero((options or {}).get("reset_mask", np.ones(self.num_envs, bool)))
+        for row in rows:
+            self._env_obs[row], _ = self.envs[row].reset(seed=None if seed is None else seed[row])
+        return np.stack(self._env_obs), {}
+
+
 @pytest.mark.parametrize(
     "kind",
     [
         SyncVectorEnv, partial(SyncVectorEnv, copy=False), AsyncVectorEnv, partial(AsyncVectorEnv, copy=False),
-        partial(AsyncVectorEnv, shared_memory=False), TorchEchoes,
+        partial(AsyncVectorEnv, shared_memory=False), TorchEchoes, Own,
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
 def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
     with closing(made(partial(echoes, kind=kind, autoreset_mode=mode), info=INFO)) as env:
-        assert_frames(env, 60)
+        for _ in range(2):
+            assert_frames(env, 30)
 
 
 class Whole(SyncVectorEnv):
@@ -109,10 +120,12 @@ class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
 
     metadata: dict[str, Any] = {}  # noqa: RUF012 - as gymnasium has it
 
-    def __init__(self, num_envs: int, *, mode: str = "", final: str = "array", dtype: Any = np.float32) -> None:
+    def __init__(
+        self, num_envs: int, *, mode: str = "", does: str = "", final: str = "array", dtype: Any = np.float32
+    ) -> None:
         self.num_envs, self._final, self._dtype = num_envs, final, dtype
         self.metadata = {"autoreset_mode": mode} if mode else {}
-        self._does = mode or "SameStep"
+        self._does = does or mode or "SameStep"
         low, high = (-np.inf, np.inf) if np.dtype(dtype).kind == "f" else (0, 100)
         self.single_observation_space = gymnasium.spaces.Box(low, high, (3,), dtype)
         self.single_action_space = gymnasium.spaces.Discrete(2)
@@ -153,9 +166,10 @@ class Batched(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ({"mode": "SameStep", "final": "object"}, "equals the first observation of the next episode"),
         ({"mode": "SameStep", "final": "object", "dtype": np.uint8}, "equals the first observation of the next"),
         ({"mode": "SameStep", "final": ""}, 'gives no info."final_obs".*compute_final_obs=True'),
+        ({"mode": "NextStep", "does": "Disabled"}, "NEXT_STEP, and the step after an end had a reward or ended"),
     ],
 )
-def test_lost_final_observations_are_refused(arguments: Mapping[str, Any], sentence: str) -> None:
+def test_ends_that_are_not_as_declared_are_refused(arguments: Mapping[str, Any], sentence: str) -> None:
     env = made(partial(Batched, **arguments))
     env.start()
     with pytest.raises(EnvCrashed, match=sentence):
@@ -186,7 +200,7 @@ def test_environments_that_return_one_object(kind: Any, mode: str) -> None:
 
 @pytest.mark.parametrize("does", ["NextStep", "SameStep"])
 def test_modes_that_are_not_declared_are_found_by_playing(does: str) -> None:
-    assert made(partial(_undeclared, does=does))._mode.value == does
+    assert made(partial(Batched, does=does))._mode.value == does
 
 
 @pytest.mark.parametrize(
@@ -200,13 +214,7 @@ def test_modes_that_are_not_declared_are_found_by_playing(does: str) -> None:
 )
 def test_modes_that_cannot_be_told_are_refused(arguments: Mapping[str, Any], sentence: str) -> None:
     with pytest.raises(EnvBuildError, match=sentence):
-        made(partial(_undeclared, **arguments))
-
-
-def _undeclared(num_envs: int, *, does: str, **arguments: Any) -> Any:
-    env = Batched(num_envs, **arguments)
-    env._does = does
-    return env
+        made(partial(Batched, **arguments))
 
 
 def test_a_mode_that_another_class_declared_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,3 +439,54 @@ def test_whole_episodes_are_collected(mode: str) -> None:
             last = mask.sum(1) - 1
             assert batch["next", "done"][np.arange(2 * N + 1), last].all()
             assert int(batch["next", "done"][mask].sum()) == 2 * N + 1
+
+
+SHORT = {"max_num_frames_per_episode": 60, "noop_max": 30, "frameskip": 4}
+LIVES = InfoField(key="episode_frame_number", dtype="int64", shape=(), fill=-1)
+
+
+@pytest.fixture
+def registry() -> Iterator[None]:
+    """ALE registers its games when it is imported, which other tests must not see."""
+    known = dict(gymnasium.registry)
+    yield
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
+
+
+BUTTONS = np.random.default_rng(1).integers(0, 4, (60, N))
+
+
+def play_ale(row: int) -> list[tuple[Any, ...]]:
+    """A loop over one row, which drops the step after an end."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    env, frames = AtariVectorEnv("breakout", 1, autoreset_mode="NextStep", **SHORT), []
+    obs, _ = env.reset(seed=np.array([SEEDS[row]]))
+    for action in BUTTONS[:, row]:
+        obs = obs.copy()
+        after, reward, terminated, truncated, info = env.step(np.array([action]))
+        flags = bool(terminated[0]), bool(truncated[0])
+        frames.append((obs[0], float(reward[0]), *flags, after[0].copy(), int(info["episode_frame_number"][0])))
+        obs = env.step(np.array([0]))[0] if any(flags) else after
+    return frames
+
+
+@pytest.mark.usefixtures("registry")
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_frames_of_ale_are_those_of_single_rows(mode: str) -> None:
+    kwargs = {"game": "breakout", "autoreset_mode": mode, **SHORT}
+    source = VectorSource(entrypoint="ale_py.vector_env:AtariVectorEnv", kwargs=kwargs)
+    env = GymVectorEnv(source, seeds=SEEDS, info=[LIVES])
+    assert env.lockstep
+    found, ends = transitions(env, BUTTONS), 0
+    env.close()
+    for row, frames in enumerate(found):
+        for t, (frame, (before, reward, *flags, after, number)) in enumerate(zip(frames, play_ale(row), strict=True)):
+            ends += any(flags)
+            # ALE gives no info of a step that it resets in.
+            told = LIVES.fill if any(flags) and mode == "SameStep" else number
+            wanted = before, BUTTONS[t, row], reward, *flags, after, told
+            for a, b in zip(frame, wanted, strict=True):
+                np.testing.assert_array_equal(a, b, f"row {row}, step {t}")
+    assert ends >= 2 * N
