@@ -8,6 +8,7 @@ import envpool
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 
@@ -111,6 +112,32 @@ def test_a_callable_gets_nested_tensors() -> None:
             loop.take(batch)
             assert [batch[group, "action"].unique().tolist() for group in GROUPS["byName"]] == [[1.5], [0.5], [1.0]]
     assert (loop.frames, len(loop.streams)) == (256, 2)
+
+
+class Nested(Party):
+    """An observation of two parts, and two choices in one action."""
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        told, did = (spaces.Box(0, 2.0**20, (n,), np.float32) for n in (3, 2))
+        return spaces.Dict(told=spaces.Tuple([told]), did=did)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.MultiDiscrete([3, 2], start=[5, 9])
+
+    def _look(self, did: Any) -> Any:
+        return {agent: {"told": (seen[:3],), "did": seen[3:]} for agent, seen in super()._look(did).items()}
+
+
+def test_nested_observations_and_several_choices_of_an_agent() -> None:
+    with make_collector(env=Nested, num_envs=2) as collector:
+        batch = collector.collect(num_steps=90)
+    for name in GROUPS["byName"]:
+        group, following, acts = batch[name], batch["next", name, "observation"], batch[name, "mask"]
+        assert torch.equal(following["did"][acts], group["action"][acts].float())
+        choices = [group["action"][acts][:, i].unique().tolist() for i in (0, 1)]
+        assert choices == [[5, 6, 7], [9, 10]]
+        steps = group["observation", "told", "0"][..., 2][acts]
+        assert torch.equal(following["told", "0"][..., 2][acts], steps + 1)
 
 
 class Strange(Party):

@@ -291,7 +291,7 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
 
 def make_wrapped() -> gymnasium.Env:
     wrappers = gymnasium.wrappers
-    env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(CountingEnv(lengths=(5, 9)), 7))
+    env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(wrappers.OrderEnforcing(CountingEnv(lengths=(5, 9))), 7))
     return wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FrameStackObservation(env, 3)))
 
 
@@ -307,14 +307,17 @@ def play(env: gymnasium.Env, steps: int) -> list:
 
 
 def test_gymnasiums_own_wrappers_are_saved() -> None:
-    one, other = make_wrapped(), make_wrapped()
+    one, other, new = make_wrapped(), make_wrapped(), make_wrapped()
     for env in (one, other):
         env.reset(seed=5)
     play(one, 17)
     saved = json.dumps(save_env(one))
     play(other, 30)
-    load_env(other, json.loads(saved))
-    assert play(one, 25) == play(other, 25)
+    for env in (other, new):
+        load_env(env, json.loads(saved))
+    assert play(one, 25) == play(other, 25) == play(new, 25)
+    with pytest.raises(StateError, match="a state of 7 layers does not fit an environment of 1 layers"):
+        load_env(Keeper(), json.loads(saved))
 
 
 def test_other_values_are_refused_by_name() -> None:
