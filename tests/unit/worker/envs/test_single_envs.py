@@ -241,23 +241,22 @@ def test_what_cannot_be_built_is_refused_with_a_sentence(factory: dict, words: l
         assert isinstance(caught.value.__cause__, ValueError), "its traceback is kept"
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        gymnasium.spaces.Box(0, 1, (0,)),
-        gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2), "b": gymnasium.spaces.Tuple(())}),
-        gymnasium.spaces.MultiDiscrete([]),
-    ],
-    ids=str,
-)
-def test_a_space_without_values_is_refused_when_it_is_built(space: gymnasium.Space) -> None:
-    class Empty(CountingEnv):
-        def __init__(self) -> None:
-            super().__init__()
-            self.observation_space = space
+NOTHING, SHAPE = "has no values; wrap the environment", "observation.said has no fixed shape"
 
-    with pytest.raises(EnvBuildError, match=r"at observation(\.b)? has no values; wrap the environment"):
-        MadeEnvs([Empty]).build(0)
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        (spaces.Box(0, 1, (0,)), f"at observation {NOTHING}"),
+        (spaces.Dict({"a": spaces.Discrete(2), "b": spaces.Tuple(())}), f"at observation.b {NOTHING}"),
+        (spaces.MultiDiscrete([]), f"at observation {NOTHING}"),
+        (spaces.Dict(said=spaces.Text(5)), f"{SHAPE}.*encode the text as a MultiDiscrete of token ids"),
+        (spaces.Dict(said=spaces.Graph(spaces.Discrete(3), None)), f"{SHAPE}.*pad nodes and edges to Boxes of a fixed"),
+    ],
+)
+def test_a_space_that_cannot_be_stored_is_refused_when_it_is_built(space: Any, sentence: str) -> None:
+    with pytest.raises(EnvBuildError, match=sentence):
+        MadeEnvs([lambda: Shown(space, None)]).build(0)
 
 
 class Keeper(CountingEnv):

@@ -371,23 +371,6 @@ def test_what_does_not_fit_is_refused(gives: Mapping[int, Any], sentence: str) -
         step_times(env, 1)
 
 
-@pytest.mark.parametrize(
-    ("space", "remedy"),
-    [
-        (gymnasium.spaces.Text(5), "encode the text as a MultiDiscrete of token ids"),
-        (gymnasium.spaces.Graph(gymnasium.spaces.Discrete(3), None), "pad nodes and edges to Boxes of a fixed size"),
-    ],
-)
-def test_spaces_without_a_fixed_shape_are_refused(space: Any, remedy: str) -> None:
-    def make(num_envs: int) -> Any:
-        env = Batched(num_envs, mode="SameStep")
-        env.single_observation_space = gymnasium.spaces.Dict(said=space)
-        return env
-
-    with pytest.raises(EnvBuildError, match=f"observation.said has no fixed shape.*{remedy}"):
-        made(make)
-
-
 class EchoDict(EchoEnv):
     """The same as a Dict with a whole number in it."""
 
