@@ -1,7 +1,8 @@
 """`env.gymnasium` and `env.pettingzoo`: single environments, each in a process of its own or all in this one."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -66,20 +67,17 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
 
 def source_of(env: Env) -> EnvFactory:
     block = _block(env)
-    single = EnvFactory(
+    agents: dict[str, Any] = {}
+    if isinstance(block, PettingZooEnv):
+        agents["groups"] = block.group_map or block.groups
+        agents["ends_on_any"], agents["is_mean"] = block.episode_ends == "any", block.team_reward == "mean"
+    return (AgentsFactory if agents else EnvFactory)(
         id=block.id or "",
         entrypoint=block.entrypoint or "",
         kwargs=dict(block.kwargs),
         wrappers=tuple((w.entrypoint, dict(w.kwargs)) for w in block.wrappers),
         max_episode_steps=env.max_episode_steps,
-    )
-    if not isinstance(block, PettingZooEnv):
-        return single
-    return AgentsFactory(
-        **{field.name: getattr(single, field.name) for field in fields(single)},
-        groups=block.group_map or block.groups,
-        ends_on_any=block.episode_ends == "any",
-        is_mean=block.team_reward == "mean",
+        **agents,
     )
 
 
