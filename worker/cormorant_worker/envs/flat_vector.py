@@ -118,14 +118,13 @@ class FlatVector:
         drawn = [flatten(self.action_space, self.action_space.sample()) for _ in range(self.num_envs)]
         return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
 
-    def seed(self, seeds: Sequence[int], options: dict[str, Any] | None = None) -> Stepped:
-        """Begin every episode under its seed, as the environment takes them: a list, an array, or the first for all."""
-        return self.begin(options, seeds=(list(seeds), np.asarray(seeds), seeds[0]))
-
-    def begin(self, options: dict[str, Any] | None = None, *, seeds: Sequence[Any] = (None,)) -> Stepped:
-        """Begin an episode in every row. `seeds`: alternative forms, of which the first accepted one is used."""
+    def begin(self, seeds: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Stepped:
+        """Begin an episode in every row, under its seed where there are some: in the first form that the environment
+        accepts, of a list, an array, and the first one for all.
+        """
+        forms: tuple[Any, ...] = (None,) if seeds is None else (list(seeds), np.asarray(seeds), seeds[0])
         first: Exception | None = None
-        for seed in seeds:
+        for seed in forms:
             try:
                 obs, info = self._on_host(self.env.reset(seed=seed, options=options))
             except Exception as error:  # noqa: BLE001 - those after the first may say only that it broke something
@@ -333,7 +332,7 @@ class FlatVector:
         """Find dtypes and shapes that are not declared, in the infos of a reset and a step. Seed it afterwards."""
         if all(field.is_complete for field in fields):
             return tuple(fields)
-        infos = [self.seed(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]
+        infos = [self.begin(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]
         infos += [info["final_info"] for info in infos if isinstance(info.get("final_info"), Mapping)]
 
         def find(key: str) -> Array | None:

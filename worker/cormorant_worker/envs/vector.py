@@ -78,7 +78,7 @@ class GymVectorEnv(VectorEnv):
         self._held.waits[:] = False
         if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
             self._vector.settle()
-        obs = self._vector.seed(self.seeds, self.options).obs
+        obs = self._vector.begin(self.seeds, self.options).obs
         self._before = tuple(np.empty_like(leaf) for leaf in obs)
         self._act_on(obs, EVERY_ROW)
         return obs
@@ -193,7 +193,7 @@ def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     is_own &= issubclass(kind, SyncVectorEnv | AsyncVectorEnv)
     does, why = (replaces and not is_own) or mode is AutoresetMode.DISABLED, ""
     for seed in range(_TRIES):
-        first = _copy(vector.seed(range(seed, seed + vector.num_envs)).obs)
+        first = _copy(vector.begin(range(seed, seed + vector.num_envs)).obs)
         try:
             before = vector.step(vector.random_actions(np.random.default_rng(seed)))
             kept, others = _copy(before.obs), ~(before.terminated | before.truncated)
@@ -231,7 +231,7 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
     cannot = f"{vector.name} declares no autoreset_mode, and its behavior at the end of an episode is unclear"
     do = 'set env.metadata["autoreset_mode"] to NEXT_STEP, SAME_STEP or DISABLED'
     generator, actions, until = np.random.default_rng(0), list[Arrays](), time.monotonic() + _MOST_S
-    vector.seed(range(vector.num_envs))
+    vector.begin(range(vector.num_envs))
     last: Stepped | None = None
     while last is None or not len(last.ended):
         if len(actions) == _MOST_STEPS or time.monotonic() >= until:
@@ -259,7 +259,7 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
 
 
 def _after(vector: FlatVector, actions: list[Arrays], last: Arrays) -> Stepped:
-    vector.seed(range(vector.num_envs))
+    vector.begin(range(vector.num_envs))
     for action in actions:
         vector.step(action)
     stepped = vector.step(last)
