@@ -421,6 +421,8 @@ def test_whole_episodes_are_collected(mode: str) -> None:
             assert not batch["observation"][:, 0, 2:].any()
             last = mask.sum(1) - 1
             assert batch["next", "done"][np.arange(2 * N + 1), last].all()
+            final = batch["next", "observation"][np.arange(2 * N + 1), last]  # of its own row and episode
+            np.testing.assert_array_equal(final[:, :2], batch["observation"][:, 0, :2])
             assert int(batch["next", "done"][mask].sum()) == 2 * N + 1
 
 
