@@ -110,6 +110,8 @@ class Collector(Generic[Stats]):
         self._transforms = tuple(transforms)
         self._seed = int(torch.randint(1 << 62, (1,))) if seed < 0 else seed
         self._attempt = 0
+        self._was_cut_short = False
+        """The last call raised after it had begun to step."""
         self._envs: VectorEnv = as_vector_env(env, self._seeds().env_seeds, info)
         self._is_usual_buffer = buffer is None
         try:
@@ -170,7 +172,8 @@ class Collector(Generic[Stats]):
         *,
         max_frames_per_env: int = 10_000_000,
     ) -> CollectStats:
-        """Collect exactly `n_step` frames, or exactly `n_episode` whole episodes, and store them.
+        """Collect exactly `n_step` frames, or exactly `n_episode` whole episodes, and store them. After a call that
+        raised while it stepped, the next one begins new episodes.
 
         Args:
             n_step: frames over all environments. If this is not a multiple of the number of environments, the first
@@ -200,12 +203,16 @@ class Collector(Generic[Stats]):
         self._refuse_room(num_steps=n_step or 0, num_episodes=n_episode or 0)
         if reset_before_collect:
             self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
+        elif self._was_cut_short:
+            self.reset_env(kwargs)
         kwargs.pop("seed", None)
         began = time.perf_counter()
+        self._was_cut_short = True
         self._actor.keeps_grad = not no_grad
         self._engine.first_frames.left = _NEVER if random or self.policy is None else 0
         with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
             stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0, max_frames_per_env)
+        self._was_cut_short = False
         stats.collect_time = max(time.perf_counter() - began, 1e-9)
         stats.collect_speed = stats.n_collected_steps / stats.collect_time
         stats.refresh_sequence_stats()
@@ -247,6 +254,7 @@ class Collector(Generic[Stats]):
                 self._engine.begin_anew([self._envs], seeds=self._seeds())
             else:
                 self._engine.restart()
+        self._was_cut_short = False
         self._forget()
 
     def set_on_step_hook(self, hook: StepHook | None) -> None:

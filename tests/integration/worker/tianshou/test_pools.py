@@ -54,13 +54,25 @@ def test_counts_and_frames_are_exact_in_both_modes(batch_size: int) -> None:
     check(buffer.tensordict)
 
 
+@pytest.mark.parametrize("is_interrupted", [False, True])
 @pytest.mark.parametrize("batch_size", [0, 3])
-def test_a_reset_begins_new_episodes_everywhere(batch_size: int) -> None:
+def test_a_reset_begins_new_episodes_everywhere(batch_size: int, is_interrupted: bool) -> None:
     kind = AsyncCollector if batch_size else Collector
-    collector = kind(mlp(BOX, TWO), pool(12, batch_size), LatestBatch())
+    policy = mlp(BOX, TWO)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    collector = kind(policy, pool(12, batch_size), LatestBatch())
     for _ in range(5):
         collector.collect(n_step=57)
-        collector.reset_env()
+        if is_interrupted:
+            handle = policy.register_forward_pre_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                collector.collect(n_step=57)
+            handle.remove()
+        else:
+            collector.reset_env()
         collector.collect(n_step=24)
         first = collector.buffer.tensordict["observation"][:, 0]
         assert (first.abs() <= 0.05).all()

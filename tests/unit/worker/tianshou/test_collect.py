@@ -403,6 +403,29 @@ def test_an_environment_that_raises_is_named() -> None:
     assert raised.value.__notes__ == ["in environment 0, after 2 completed steps"]
 
 
+def test_a_call_that_raised_is_followed_by_new_episodes() -> None:
+    stops_at = [3]
+
+    def policy(observation: torch.Tensor) -> torch.Tensor:
+        if observation[0, 2] == stops_at[0]:
+            raise KeyboardInterrupt
+        return step_mod_5(observation)
+
+    episodes: list[list[float]] = []
+    collector = make(
+        2,
+        policy=policy,
+        env={"lengths": 5},
+        on_episode_done_hook=lambda seen: episodes.append(seen["obs"][:, 2].tolist()),
+    )
+    collector.collect(n_step=4)
+    with pytest.raises(KeyboardInterrupt):
+        collector.collect(n_step=20)
+    stops_at[0] = -1
+    assert collector.collect(n_step=10).lens.tolist() == [5, 5]
+    assert episodes == [[0.0, 1.0, 2.0, 3.0, 4.0]] * 2
+
+
 class TooSmall(LatestBatch):
     class _Storage:
         max_size = 10
