@@ -152,6 +152,8 @@ class Collector(FleetCollector):
 
 class _MultiCollector(FleetCollector):
     mode: Mode
+    _is_one = False
+    """Has one collector, and refuses more."""
 
     def __init__(
         self,
@@ -172,6 +174,8 @@ class _MultiCollector(FleetCollector):
             WorkerFailed: a collector cannot start; says why.
         """
         count = count_collectors(create_env_fn, num_workers, "num_workers")
+        if self._is_one and count > 1:
+            raise ValueError(f"{type(self).__name__} is one collector, not {count}; use MultiAsyncCollector")
         makers = share_out(create_env_fn, create_env_kwargs, 1, count)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
         super().__init__(_plan(self.mode, makers, policy, given, _drawn_seed()))
@@ -192,6 +196,8 @@ class MultiAsyncCollector(_MultiCollector):
 
 class AsyncCollector(MultiAsyncCollector):
     """One collector in its own process, which keeps collecting while the learner learns."""
+
+    _is_one = True
 
 
 SyncDataCollector = Collector

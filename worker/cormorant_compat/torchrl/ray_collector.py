@@ -176,10 +176,10 @@ class RayCollector(FleetCollector):
     ) -> None:
         """Add collectors, and wait for their first observations. They begin with the newest weights,
         under trajectory ids of their own; in sync mode batches grow by their share. `num_envs` must equal that of the
-        others, and `collector_kwargs` has devices, limits and exploration alone.
+        others, and `collector_kwargs` has devices, limits and exploration alone. Adds all of them, or none.
 
         Raises:
-            ValueError, TypeError: invalid arguments; nothing was added.
+            ValueError, TypeError: invalid arguments.
             WorkerFailed, ControlTimeout: they cannot start.
         """
         given = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
@@ -209,12 +209,18 @@ class RayCollector(FleetCollector):
             for i in range(count)
         ]
         data = [parts.to_bytes() for parts in added]
+        plan, own = self._plan, self._plan.overrides or ({},) * before
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        own = self._plan.overrides or ({},) * before
-        self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
-        self.fleet.resize(self.num_collectors)
+        self._plan = replace(plan, makers=(*plan.makers, *makers), overrides=(*own, *overrides))
+        try:
+            self.fleet.resize(self.num_collectors)
+        except BaseException:
+            self.fleet.resize(before, wait=False)
+            self._plan = plan
+            del self._remote[before:], self._parts[before:], self._devices[before:]
+            raise
 
     # -- batches -----------------------------------------------------------------------------------------------
 

@@ -345,6 +345,8 @@ def test_a_collector_in_this_process_is_one() -> None:
         Collector(envs(), frames_per_batch=10, compile_policy=True)
     with pytest.raises(ValueError, match="create_env_fn has 2 entries and num_workers is 3"):
         MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
+    with pytest.raises(ValueError, match="AsyncCollector is one collector, not 2; use MultiAsyncCollector"):
+        AsyncCollector(CountingEnv(), frames_per_batch=10, num_workers=2)
 
 
 def test_a_factory_may_make_no_policy() -> None:

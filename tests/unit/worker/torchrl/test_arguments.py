@@ -45,7 +45,7 @@ from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
-from cormorant_worker.errors import ManifestError, WeightsError
+from cormorant_worker.errors import ControlTimeout, ManifestError, WeightsError
 from cormorant_worker.policy.exploration import ExplorationType
 
 
@@ -381,6 +381,26 @@ def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
         collector._begin()
         pushed.append(collector.pushed)
     assert pushed == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_collectors_that_cannot_start_are_not_added() -> None:
+    class Fleetless(RayCollector):
+        """One collector, whose fleet notes its sizes and starts no second one."""
+
+        def _open(self, job: Any, parts: Any) -> Any:
+            self._parts, self.sizes = [one.to_bytes() for one in parts], list[int]()
+            return SimpleNamespace(resize=self.resize)
+
+        def resize(self, size: int, *, wait: bool = True) -> None:
+            self.sizes.append(size)
+            if wait:
+                raise ControlTimeout("not placed in time")
+
+    collector = Fleetless(CountingEnv, frames_per_batch=10)
+    with pytest.raises(ControlTimeout):
+        collector.add_collectors([CountingEnv] * 2)
+    assert (collector.sizes, collector.num_collectors) == ([3, 1], 1)
+    assert [len(known) for known in (collector._parts, collector._remote, collector._devices)] == [1, 1, 1]
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
