@@ -105,16 +105,24 @@ class KubeClient:
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """Yield the objects of a kind page by page, each with the resourceVersion of the list."""
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        """Yield the objects of a kind page by page, each with the resourceVersion of the list. A list that takes so
+        long that its version is gone starts over.
+        """
+        first = query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._ask("GET", api_path(kind, namespace), query=query)
+            try:
+                page = await self._ask("GET", api_path(kind, namespace), query=query)
+            except errors.KubeError as error:
+                if error.code != 410 or query is first:
+                    raise
+                query = first
+                continue
             # Items of a list lack their kind.
             yield [{**item, "kind": kind} for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:
                 return
-            query = {**query, "continue": token}
+            query = {**first, "continue": token}
 
     # -- one request -------------------------------------------------------------------------------------------
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.errors import LeaseLost
-from cormorant_operator.kube.client import Purpose, RateLimiter, purpose
+from cormorant_operator.errors import KubeError, LeaseLost
+from cormorant_operator.kube.client import KubeClient, Purpose, RateLimiter, purpose
 from cormorant_operator.kube.leader import Leader
 from cormorant_operator.kube.watch import KINDS, Watch, run_bounded, settings
 from cormorant_operator.settings import OperatorDefaults
@@ -105,6 +105,23 @@ def test_counters_of_1000_jobs_fit_their_share() -> None:
     assert defaults.for_jobs(100).counters_interval_s == 15
     assert round(defaults.for_jobs(1000).counters_interval_s, 1) == 28.6
     assert round(defaults.for_jobs(4000).counters_interval_s, 1) == 114.3
+
+
+async def test_a_list_whose_version_is_gone_starts_over() -> None:
+    class Slow(KubeClient):
+        def __init__(self) -> None:
+            self.asked: list[str] = []
+
+        async def _ask(self, *_: object, query: Any = None, **__: object) -> Any:
+            self.asked.append(query.get("continue", ""))
+            if self.asked == ["", "2"]:
+                raise KubeError(410, {"reason": "Expired"}, request="GET pods")
+            more = {} if query.get("continue") else {"continue": "2"}
+            return {"items": [{"metadata": {}}], "metadata": {"resourceVersion": "7", **more}}
+
+    client = Slow()
+    assert len([page async for page in client.list("Pod", selector="a=b")]) == 3
+    assert client.asked == ["", "2", "", "2"]
 
 
 LASTS_S = 0.3
