@@ -54,7 +54,6 @@ _MAX_REASON = 128
 _MAX_FAILURE_MESSAGE = 512
 _MAX_MESSAGE = 1024
 _MAX_UNKNOWN = 5
-_TERMINAL = ("Completed", "Failed")
 _PAUSES = {
     "Spec": "paused by spec.paused",
     "API": "paused by a client's pause lease; GET /v1/pauses lists the holders",
@@ -106,7 +105,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
             replicas=view.num_counted(elastic) + sum(pod.is_live for pod in view.examined_workers[elastic]),
             selector=f"{JOB_UID}={view.job.uid},{GROUP}={elastic}",
         ),
-        conditions=merge(before, found, generation=generation, now=view.now),
+        conditions=tuple(_dated(before, fact, generation=generation, now=view.now) for fact in found),
         recent_failures=tuple(newest),
     )
 
@@ -222,14 +221,8 @@ def _blocking_reason(found: Sequence[Fact]) -> str:
     return progressing.reason if is_unclear else ""
 
 
-def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """Conditions with times. Only a change of status is a transition. Completed and Failed are kept."""
-    dated = tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
-    known = {fact.type for fact in news}
-    return (*dated, *(old for old in status.conditions if old.type in _TERMINAL and old.type not in known))
-
-
 def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: datetime) -> Condition:
+    """A condition with its times. Only a change of status is a transition."""
     before = find(status, fact.type)
     is_same = before is not None and before.status == fact.status
     return Condition(

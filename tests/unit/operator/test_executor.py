@@ -3,20 +3,18 @@
 import asyncio
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from cormorant_contract.job import KIND
-from cormorant_contract.status import CollectorJobStatus, Condition
+from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.decide import plan as orders
-from cormorant_operator.decide.status import merge
 from cormorant_operator.errors import KubeConflict
-from cormorant_operator.job import Fact, Identity
+from cormorant_operator.job import Identity
 from cormorant_operator.job_state import RefusalKind
 from cormorant_operator.render.children import config_map
 from cormorant_operator.workload import read_workload
-from cormorant_testing.operator_world import BEGIN, World, changes, make_job, of_kind, running
+from cormorant_testing.operator_world import World, changes, make_job, of_kind, running
 
 EARLIER = {"kind": KIND, "name": "pong", "uid": "of-the-earlier-job", "controller": True}
 CLAIM = config_map(make_job(), digest="d")
@@ -78,19 +76,12 @@ def test_pods_wait_for_the_secrets_name_and_a_stranger_is_a_conflict() -> None:
     assert "POST pong-tokens" not in world.api.requests
 
 
-def test_secret_is_the_jobs_own_once_it_was_claimed() -> None:
-    # An operator that was killed right after the creation knows nothing of it.
-    world = World()
-    world.api.put("Secret", "pong-tokens")
-    world.do(orders.CreateTokens())
-    assert (world.known.has_tokens, world.known.refusals) == (True, {})
-
-
 def test_changed_secret_goes_with_its_owner_and_is_made_again() -> None:
     world = World()
     world.do(orders.CreateTokens(claim=CLAIM))
+    # As by an operator that knows nothing of it, because the last one was killed right after the creation.
     world.do(orders.CreateTokens())
-    assert world.known.refused_since is None
+    assert (world.known.has_tokens, world.known.refusals, world.known.refused_since) == (True, {}, None)
     del world.api.requests[:]
     world.do(orders.CreateTokens(is_wrong=True))
     assert world.api.requests == ["TRY pong-tokens", "GET pong-tokens", "DELETE pong-tokens"]
@@ -260,16 +251,6 @@ def test_late_status_never_overwrites_a_newer_one() -> None:
     with pytest.raises(KubeConflict):
         asyncio.run(world.executor.write_status(seen, CollectorJobStatus(phase="Running")))
     assert world.api.stored[KIND, "pong"]["status"]["phase"] == "Completed"
-
-
-def test_end_is_never_taken_back() -> None:
-    def condition(kind: Any, status: Any, reason: str) -> Condition:
-        return Condition(type=kind, status=status, reason=reason, last_transition_time=BEGIN)
-
-    ended = condition("Completed", "True", "AllFramesDelivered")
-    before = CollectorJobStatus(conditions=(condition("Ready", "True", "EnoughWorkers"), ended))
-    after = merge(before, [Fact(type="Ready", status="False", reason="TooFewWorkers")], generation=1, now=BEGIN)
-    assert [(found.type, found.status) for found in after] == [("Ready", "False"), ("Completed", "True")]
 
 
 # -- what is said when a pod is not created ----------------------------------------------------------------------------

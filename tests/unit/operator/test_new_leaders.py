@@ -102,18 +102,6 @@ def _watch(world: World) -> None:
             return
 
 
-def test_deadline_passes_in_the_time_of_one_leader() -> None:
-    world = World(runPolicy={"startupDeadlineSeconds": 300})
-    world.settle()
-    world.then.place_all()
-    world.wait(200)
-    world.restart_operator()
-    world.wait(299)
-    assert not world.job.is_over
-    world.wait(1)
-    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
-
-
 def test_head_whose_creation_failed_takes_no_epoch() -> None:
     world = World()
     world.step()

@@ -225,12 +225,6 @@ def test_dead_head_with_refused_template_hits_startup_deadline() -> None:
     assert "image example/broken:1 is not allowed here" in world.message("Failed")
 
 
-def test_head_without_a_startup_deadline_is_waited_for() -> None:
-    world = without_its_head(startupDeadlineSeconds=0)
-    world.wait(50_000)
-    assert world.condition("Failed") == ""
-
-
 def test_namespace_that_is_terminating_is_left_quietly() -> None:
     world = World()
     world.api.refused["POST"] = 404

@@ -294,7 +294,8 @@ class FleetCollector:
 
         Raises:
             ValueError: arguments that exclude each other, or a collector that does not exist; nothing was published.
-            WeightsError, WeightsMismatch: they do not fit; nothing was published.
+            WeightsError, WeightsMismatch: they do not fit; nothing was published. Of weights by the numbers of
+                collectors, those before that number were.
         """
         given = [one for one in (policy_or_weights, weights, policy) if one is not None]
         if self.weight_updater is not None:
