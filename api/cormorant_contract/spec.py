@@ -134,7 +134,8 @@ def _num_pairings(spec: "CollectorJobSpec") -> int:
     return 0 if episodes is None else episodes.num_pairings(len(spec.policy.playing))
 
 
-_GROUP_NAMES = "self.workerGroups.map(g, g.name)"
+_GROUPS = {"name": _ELASTIC, "names": "self.workerGroups.map(g, g.name)"}
+"""Values of sentences: the elastic group's name, and those of all groups."""
 _SERVERS = "(has(g.role) && g.role == 'inference')"
 """CEL: group g has role inference."""
 
@@ -232,20 +233,20 @@ _RULES: tuple[Rule, ...] = (
         # the list is keyed by name: the API server refuses a second item itself
         holds=lambda spec: len({group.name for group in spec.worker_groups}) == len(spec.worker_groups),
         sentence="the names {names} are not unique; give each group a different name",
-        values={"names": _GROUP_NAMES},
+        values=_GROUPS,
         path=("workerGroups",),
     ),
     Rule(
         cel=f"self.elasticGroup == '' || !({_NO_ELASTIC})",
         sentence="elasticGroup {name} is not a worker group; use one of {names}, or remove it for the first group",
-        values={"name": _ELASTIC, "names": _GROUP_NAMES},
+        values=_GROUPS,
         path=("elasticGroup",),
     ),
     Rule(
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.replicas))",
         sentence="replicas of the elastic group {name} must not be set, because spec.replicas {self.replicas} sizes "
         "it; remove it from the group and set spec.replicas",
-        values={"name": _ELASTIC},
+        values=_GROUPS,
         path=("workerGroups",),
     ),
     Rule(
@@ -259,10 +260,7 @@ _RULES: tuple[Rule, ...] = (
         cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || has(g.replicas))",
         sentence="replicas is missing in group {group}: spec.replicas sizes only the elastic group {name}; "
         "set replicas in the group",
-        values={
-            "group": f"self.workerGroups.filter(g, g.name != {_ELASTIC} && !has(g.replicas))[0].name",
-            "name": _ELASTIC,
-        },
+        values=_GROUPS | {"group": f"self.workerGroups.filter(g, g.name != {_ELASTIC} && !has(g.replicas))[0].name"},
         path=("workerGroups",),
     ),
     Rule(
@@ -270,12 +268,10 @@ _RULES: tuple[Rule, ...] = (
         "(!has(g.minReplicas) && !has(g.maxReplicas)))",
         sentence="minReplicas and maxReplicas must not be set in group {group}, because {name} is the elastic group; "
         "remove them, or name the group in elasticGroup",
-        values={
-            "group": (
-                f"self.workerGroups.filter(g, g.name != {_ELASTIC} && (has(g.minReplicas) || has(g.maxReplicas)))"
-                "[0].name"
-            ),
-            "name": _ELASTIC,
+        values=_GROUPS
+        | {
+            "group": f"self.workerGroups.filter(g, g.name != {_ELASTIC} && "
+            "(has(g.minReplicas) || has(g.maxReplicas)))[0].name"
         },
         path=("workerGroups",),
     ),
@@ -283,20 +279,14 @@ _RULES: tuple[Rule, ...] = (
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.minReplicas) || g.minReplicas <= self.replicas)",
         sentence="replicas {self.replicas} is less than minReplicas {bound} of the elastic group {name}; "
         "raise replicas or lower minReplicas",
-        values={
-            "bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].minReplicas",
-            "name": _ELASTIC,
-        },
+        values=_GROUPS | {"bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].minReplicas"},
         path=("replicas",),
     ),
     Rule(
         cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.maxReplicas) || self.replicas <= g.maxReplicas)",
         sentence="replicas {self.replicas} is greater than maxReplicas {bound} of the elastic group {name}; "
         "lower replicas or raise maxReplicas",
-        values={
-            "bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].maxReplicas",
-            "name": _ELASTIC,
-        },
+        values=_GROUPS | {"bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].maxReplicas"},
         path=("replicas",),
     ),
     # -- inference servers
@@ -304,13 +294,13 @@ _RULES: tuple[Rule, ...] = (
         cel=f"!has(self.inference) || self.workerGroups.exists(g, {_SERVERS})",
         sentence="inference is for groups with role inference, and no group of {names} has it; set role: inference in "
         "a group, or remove inference",
-        values={"names": _GROUP_NAMES},
+        values=_GROUPS,
         path=("inference",),
     ),
     Rule(
         cel=f"!self.workerGroups.all(g, {_SERVERS})",
         sentence="all groups {names} have role inference and no group collects; add a group with role collect",
-        values={"names": _GROUP_NAMES},
+        values=_GROUPS,
         path=("workerGroups",),
     ),
     Rule(
@@ -324,7 +314,7 @@ _RULES: tuple[Rule, ...] = (
         cel=f"self.workerGroups.all(g, {_SERVERS}) || !self.workerGroups.exists(g, g.name == {_ELASTIC} && {_SERVERS})",
         sentence="spec.replicas sizes group {name}, which has role inference; name a group that collects in "
         "elasticGroup, and set replicas in group {name}",
-        values={"name": _ELASTIC},
+        values=_GROUPS,
         path=("elasticGroup",),
     ),
     Rule(

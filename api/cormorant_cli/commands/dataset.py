@@ -25,34 +25,24 @@ Uri = Annotated[str, typer.Argument(metavar="URI", help="Dataset: a folder, or a
 @app.command()
 def ls(uri: Uri) -> None:
     """List the part written by each worker attempt."""
+    rows: list[dict[str, object]] = []
+    lines = [["PART", "FRAMES", "SHARDS", "SIZE", "TRAJECTORIES", "POLICY VERSIONS"]]
     with translated_errors():
         from cormorant_worker.sinks.dataset import existing_dataset
 
         dataset = existing_dataset(uri)
-        parts = dataset.parts()
-        leftovers = {part.name: list(dataset.leftovers(part)) for part in parts}
-    rows = [
-        {
-            "part": part.name,
-            "frames": part.frames,
-            "shards": len(part.records),
-            "sizeBytes": sum(record.size_bytes for record in part.records),
-            "trajectoriesEnded": sum(record.ends for record in part.records),
-            "minPolicyVersion": min((record.min_policy_version for record in part.records), default=None),
-            "maxPolicyVersion": max((record.max_policy_version for record in part.records), default=None),
-            "leftovers": leftovers[part.name],
-        }
-        for part in parts
-    ]
+        parts, description = dataset.parts(), dataset.description
+        for part in parts:
+            shards, size = len(part.records), sum(record.size_bytes for record in part.records)
+            ended = sum(record.ends for record in part.records)
+            low = min((record.min_policy_version for record in part.records), default=None)
+            high = max((record.max_policy_version for record in part.records), default=None)
+            counts = {"frames": part.frames, "shards": shards, "sizeBytes": size, "trajectoriesEnded": ended}
+            versions = {"minPolicyVersion": low, "maxPolicyVersion": high}
+            rows.append({"part": part.name, **counts, **versions, "leftovers": dataset.leftovers(part)})
+            shown = "-" if low is None else f"{low}..{high}"
+            lines.append([part.name, f"{part.frames:,}", f"{shards:,}", size_of(size), f"{ended:,}", shown])
     frames = sum(part.frames for part in parts)
-    description = dataset.description
-    lines = [["PART", "FRAMES", "SHARDS", "SIZE", "TRAJECTORIES", "POLICY VERSIONS"]]
-    for row in rows:
-        low, high = row["minPolicyVersion"], row["maxPolicyVersion"]
-        versions = "-" if low is None else f"{low}..{high}"
-        counts = (f"{row[name]:,}" for name in ("frames", "shards"))
-        size, ended = size_of(int(str(row["sizeBytes"]))), f"{row['trajectoriesEnded']:,}"
-        lines.append([str(row["part"]), *counts, size, ended, versions])
     tell(
         {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows},
         f"{uri}: {json.dumps(dict(description.env))}",
