@@ -433,7 +433,8 @@ class Collector:
                 if gate.is_closed:
                     laps = env_group.laps = None
                     self._hold()
-                    if gate.is_sealed and env_group.landed.any():
+                    # Frames beyond a column's quota are no frames of this batch.
+                    if gate.is_sealed and np.minimum(env_group.landed, env_group.quota).any():
                         env_group.stop(slice(None))
                 if env_group.is_done:
                     env_group.finish()
