@@ -136,7 +136,7 @@ def _landed(link: RayConnection, blocks: RayBlockPool) -> Iterator[int]:
     while True:
         while blocks.limit - blocks.room < 2:
             index, _ = blocks.lend(0)
-            ticket = Ticket(number=index, block_index=index, block_is_new=False, num_frames=0, version=0)
+            ticket = Ticket(number=index, block_index=index, num_frames=0, version=0)
             link.send(ticket)
         (source,) = link.sources()
         if not select.select([source], [], [], 60.0)[0]:

@@ -89,11 +89,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Fleet -> worker: collect one batch into a block. If the block is new to the worker, its descriptor follows."""
+    """Fleet -> worker: collect one batch into a block. If it is new to the worker, its descriptor comes with it."""
 
     number: int
     block_index: int
-    block_is_new: bool
     num_frames: int
     version: int
     """Version published when this ticket was issued: no older weights may be used, even if the offer has not arrived

@@ -57,8 +57,8 @@ class SocketUplink:
         return self._data.wait(timeout_s)
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:
-        """The ticket's block; the descriptor of a block that is new here arrives with the ticket."""
-        if ticket.block_is_new:
+        """The ticket's block; the descriptor of a block that is new here came with the ticket."""
+        if self.descriptors:
             memory = SharedMemory(self.descriptors[0], layout.size_bytes)
             self._slots[ticket.block_index] = Block(layout, memory.buffer)
         return self._slots[ticket.block_index]

@@ -215,7 +215,6 @@ class SlotLife:
             ticket = messages.Ticket(
                 number=next(slot.worker.numbers),
                 block_index=block_index,
-                block_is_new=memory is not None,
                 num_frames=num_frames,
                 version=core.offers.version_of(slot),
                 episodes=core.episodes.take(num_frames) if core.episodes is not None else (),
