@@ -170,9 +170,9 @@ child = pods.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo 
 while not child.has_said:
     time.sleep(0.01)
 time.sleep(0.3)
-pods.reap([child.pid])
+pods.reap([child])
 print(sorted(process.name() for process in pods.descendants()))
-print(pods.kill_all([child.pid]), child.poll(), pods.descendants(), child.output_tail())
+print(pods.kill_all([child]), child.poll(), pods.descendants(), child.output_tail())
 """
 
 

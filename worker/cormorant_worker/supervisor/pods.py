@@ -181,17 +181,15 @@ class WorkerPod:
             if time.monotonic() > deadline:
                 return False
             self._state.ticked = time.monotonic()
-            reap([self._ray.pid] if self._ray is not None else [])
+            reap([self._ray] if self._ray is not None else [])
             time.sleep(_TICK_S)
         return True
 
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
         self._watch.close()
-        kill_all([self._ray.pid] if self._ray is not None else [])
-        if self._ray is not None:
-            self._ray.poll()
-            self._ray = None
+        kill_all([self._ray] if self._ray is not None else [])
+        self._ray = None
         self._forget_ray()
 
     def _forget_ray(self) -> None:
@@ -224,7 +222,7 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
     # On a busy node Ray comes first: workers wait for it, and nothing waits for the command's imports yet.
     os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
     ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
-    known, passed_on, is_ready = [process.pid, ray.pid], 0, False
+    passed_on, is_ready = 0, False
     try:
         while (code := exit_code(process.poll())) is None:
             for number in signals[passed_on:]:
@@ -239,18 +237,18 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
                 process.kill()
                 process.wait()
                 return _explain_end(ray, last_words, is_ready=is_ready)
-            reap(known)
+            reap([process, ray])
             time.sleep(_TICK_S)
         if code in _BY_RAY and is_ready:
             deadline = time.monotonic() + _RAY_ENDS_S
             while ray.poll() is None and time.monotonic() < deadline:
-                reap(known)
+                reap([process, ray])
                 time.sleep(_TICK_S)
             if has_starved(ray.output_tail()):
                 return _explain_end(ray, last_words, is_ready=True)
         return code
     finally:
-        kill_all(known)
+        kill_all([process, ray])
 
 
 def _explain_end(ray: "Child", last_words: Path | None, *, is_ready: bool) -> int:
@@ -335,25 +333,20 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap(known: Sequence[int]) -> None:
-    """Reap ended children that no other code waits for. `known`: process ids that other code waits for."""
+def reap(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
+    """Reap ended children: `own`, whose exit codes are kept, and orphans, which no other code waits for."""
+    running = [process.pid for process in own if process.poll() is None]
     with suppress(ChildProcessError):
-        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return  # one system call, ten times a second; scanning all processes costs more
-    # `waitid` shows only one of the ended at a time, and always the same until it is reaped.
-    for pid in [process.pid for process in psutil.Process().children() if _is_zombie(process)]:
-        if pid not in known:
-            with suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in running:
+            os.waitpid(ended.si_pid, 0)
 
 
-def kill_all(known: Sequence[int]) -> bool:
+def kill_all(own: Sequence["Child | subprocess.Popen[bytes]"]) -> bool:
     """Kill every descendant process. False: some were left after ten seconds."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
-        reap(known)
-        left = [process for process in descendants() if process.pid not in known or not _is_zombie(process)]
-        if not left:
+        reap(own)
+        if not (left := descendants()):
             return True
         for process in left:
             with suppress(psutil.Error):
@@ -366,10 +359,3 @@ def kill_all(known: Sequence[int]) -> bool:
 def descendants() -> list[psutil.Process]:
     found: list[psutil.Process] = psutil.Process().children(recursive=True)
     return found
-
-
-def _is_zombie(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() == psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return True
