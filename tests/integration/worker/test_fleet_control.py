@@ -38,10 +38,10 @@ def test_no_memory_is_asked_for_with_the_fleets_condition_held(monkeypatch: pyte
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
     create = SharedMemory.create
 
-    def created(size_bytes: int, **more: Any) -> SharedMemory:
+    def created(size_bytes: int) -> SharedMemory:
         if threading.current_thread() is threading.main_thread():
             held.append(fleet._changed._is_owned())
-        return create(size_bytes, **more)
+        return create(size_bytes)
 
     with make_fleet(job, workers=2) as fleet:
         held, share = [], fleet._engine.share

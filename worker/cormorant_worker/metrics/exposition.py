@@ -44,9 +44,7 @@ class Exposition:
         self._job = collectorjob
         self._registry = CollectorRegistry(auto_describe=False)
         self._lock = threading.Lock()
-        """Guards `_shown`."""
-        self._shown: dict[tuple[object, ...], float] = {}
-        """Counters that follow a number, by name and labels."""
+        """Guards counters that follow a number, between reading and raising them."""
         self._families = {metric.name: self._make(metric) for metric in metrics}
 
     def counter(self, metric: Metric, **labels: str) -> Counter:
@@ -63,17 +61,13 @@ class Exposition:
 
     def show(self, metric: Metric, number: float, **labels: str) -> None:
         """Set a gauge, or raise a counter to a number that others keep, below which it never falls."""
-        if metric.kind == "gauge":
-            child = self._child(metric, labels)
-            assert isinstance(child, Gauge), metric
+        child = self._child(metric, labels)
+        if isinstance(child, Gauge):
             child.set(number)
             return
-        counter, series = self.counter(metric, **labels), (metric.name, *sorted(labels.items()))
+        assert isinstance(child, Counter), metric
         with self._lock:
-            before = self._shown.get(series, 0.0)
-            if number > before:
-                counter.inc(number - before)
-                self._shown[series] = number
+            child.inc(max(0.0, number - child._value.get()))
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
         """The exposition and its content type: Prometheus' own format or OpenMetrics, as the scraper's Accept header

@@ -6,7 +6,7 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -34,18 +34,6 @@ _HEALTHY_S = 600.0
 """After which the failures of a worker that delivered a batch are counted from zero."""
 _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
-
-
-def _see_off(
-    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None
-) -> tuple[str, int | None]:
-    """See to the end of a worker. Returns how it ended (empty: told before) and its durable frames (None: unknown)."""
-    if is_killed:
-        connection.kill()
-    told = connection.describe_end()
-    how = "" if is_told else told
-    connection.close()
-    return how, durable_frames() if durable_frames is not None else None
 
 
 class SlotLife:
@@ -298,12 +286,19 @@ class SlotLife:
         is_misplaced: bool = False,
     ) -> None:
         """Handle a worker that has ended or must end: its slot is free once its frames are accounted for."""
-        core, slot = self._core, handle.slot
+        core, slot, connection = self._core, handle.slot, handle.connection
         has_finished = slot.final_state is not None
-        is_told = bool(reason) or has_finished
-        part = handle.connection.place.attempt_name
-        ask = partial(core.dataset.durable_frames, part, is_over=has_finished) if core.dataset is not None else None
-        see_off = partial(_see_off, handle.connection, is_killed=is_killed, is_told=is_told, durable_frames=ask)
+
+        def see_off() -> tuple[str, int | None]:
+            """Returns how it ended (empty: told before) and its durable frames (None: there is no dataset)."""
+            if is_killed:
+                connection.kill()
+            how = connection.describe_end()
+            connection.close()
+            part, dataset = connection.place.attempt_name, core.dataset
+            durable_frames = dataset.durable_frames(part, is_over=has_finished) if dataset is not None else None
+            return "" if reason or has_finished else how, durable_frames
+
         bury = partial(self._bury, handle, reason=reason, kind=kind, is_misplaced=is_misplaced)
         core.slots.move(slot, SlotState.GONE)
         core.connections.remove(handle)
