@@ -105,24 +105,25 @@ class KubeClient:
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """Yield the objects of a kind page by page, each with the resourceVersion of the list. A list that takes so
-        long that its version is gone starts over.
+        """Yield the objects of a kind page by page, each with the resourceVersion of the list. Where its version is gone
+        before the last page, all are read again at once, as client-go does.
         """
-        first = query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        whole = {"labelSelector": selector} if selector else {}
+        query = {"limit": str(PAGE), **whole}
         while True:
             try:
                 page = await self._ask("GET", api_path(kind, namespace), query=query)
             except errors.KubeError as error:
-                if error.code != 410 or query is first:
+                if error.code != 410 or "continue" not in query:
                     raise
-                query = first
+                query = whole
                 continue
             # Items of a list lack their kind.
             yield [{**item, "kind": kind} for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:
                 return
-            query = {**first, "continue": token}
+            query = {**query, "continue": token}
 
     # -- one request -------------------------------------------------------------------------------------------
 

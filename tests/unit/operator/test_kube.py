@@ -107,21 +107,23 @@ def test_counters_of_1000_jobs_fit_their_share() -> None:
     assert round(defaults.for_jobs(4000).counters_interval_s, 1) == 114.3
 
 
-async def test_a_list_whose_version_is_gone_starts_over() -> None:
+async def test_a_list_whose_version_is_gone_is_read_again_at_once() -> None:
     class Slow(KubeClient):
         def __init__(self) -> None:
-            self.asked: list[str] = []
+            self.asked: list[dict[str, str]] = []
 
         async def _ask(self, *_: object, query: Any = None, **__: object) -> Any:
-            self.asked.append(query.get("continue", ""))
-            if self.asked == ["", "2"]:
+            self.asked.append(query)
+            if "continue" in query:
                 raise KubeError(410, {"reason": "Expired"}, request="GET pods")
-            more = {} if query.get("continue") else {"continue": "2"}
+            more = {"continue": "2"} if "limit" in query else {}
             return {"items": [{"metadata": {}}], "metadata": {"resourceVersion": "7", **more}}
 
     client = Slow()
-    assert len([page async for page in client.list("Pod", selector="a=b")]) == 3
-    assert client.asked == ["", "2", "", "2"]
+    assert len([page async for page in client.list("Pod", selector="a=b")]) == 2
+    first, gone, whole = client.asked
+    assert gone == {**first, "continue": "2"}
+    assert whole == {"labelSelector": "a=b"}
 
 
 LASTS_S = 0.3
