@@ -105,7 +105,7 @@ class KubeClient:
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Manifest], str]]:
-        """Yield the objects of a kind page by page, each with the resourceVersion of the list. Where its version is gone
+        """Yield the objects of a kind page by page, each with the resourceVersion of the list. Where that is gone
         before the last page, all are read again at once, as client-go does.
         """
         whole = {"labelSelector": selector} if selector else {}
