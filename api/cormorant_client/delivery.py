@@ -22,6 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,20 +44,8 @@ NAME_BY_NUMPY: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUM
 METADATA_KEY = "cormorant_batch"
 FORMAT = 1
 
-_OWN_KEYS = frozenset(
-    {
-        "next/reward",
-        "next/terminated",
-        "next/truncated",
-        "is_init",
-        "collector/traj_ids",
-        "collector/policy_version",
-        "collector/task_id",
-        "collector/lengths",
-        "ends/time",
-        "ends/env",
-    }
-)
+_FLAGS = frozenset({"next/reward", "next/terminated", "next/truncated", "is_init"})
+"""Values of a step, `[T, B]`, which learners get as `[B, T, 1]`."""
 _FINAL = "final/"
 _PATH = re.compile(r"^/proc/([0-9]+)/fd/[0-9]+$")
 _LOCK_WITHIN_S = 1.0
@@ -198,7 +187,7 @@ def decode(data: memoryview, *, on_ack: Callable[[Delivery], None] = lambda _: N
     Raises:
         BadBatch: the bytes are not a batch of this format.
     """
-    if data.readonly:  # padding is zeroed in place, and torch expects writable memory
+    if data.readonly:  # torch expects writable memory
         data = memoryview(bytearray(data))
     try:
         file = parse_header(data)
@@ -361,15 +350,15 @@ def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
     own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
     num_steps, num_envs = int(entry["num_steps"]), int(entry["num_envs"])
     for name, array in own.items():
-        wanted: tuple[tuple[int, ...], ...] = ((num_steps, num_envs),)
+        wanted: tuple[int, ...] = (num_steps, num_envs)
         if name == "collector/lengths":
-            wanted = ((num_envs,),)
+            wanted = (num_envs,)
         elif name.startswith((_FINAL, "ends/")):
-            wanted = ((int(entry["num_ends"]),),)
-        elif name not in _OWN_KEYS:
-            wanted = ((num_steps, num_envs), (num_steps + 1, num_envs))
-        if array.shape[: len(wanted[0])] not in wanted:
-            raise BadBatch(f'tensor "{prefix}{name}" has shape {array.shape}, but the metadata says {wanted[0]}')
+            wanted = (int(entry["num_ends"]),)
+        elif _is_carried(name, array, num_steps):
+            wanted = (num_steps + 1, num_envs)
+        if array.shape[: len(wanted)] != wanted:
+            raise BadBatch(f'tensor "{prefix}{name}" has shape {array.shape}, but the metadata says {wanted}')
     return Part(
         worker=str(entry["worker"]),
         attempt=int(entry["attempt"]),
@@ -380,76 +369,51 @@ def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
     )
 
 
+def _is_carried(name: str, array: Array, num_steps: int) -> bool:
+    """Whether row t+1 of an array is the `next` of row t: observations and recurrent states."""
+    return not name.startswith(("next/", "collector/")) and name != "is_init" and array.shape[:1] == (num_steps + 1,)
+
+
 def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     longest = max(part.num_steps for part in parts)
     # A part without a step has no rows, but keeps its columns.
     model = max(parts, key=lambda part: part.num_steps)
-    # False behind a column's last frame, where every value becomes zero.
-    masks_TB = [np.arange(part.num_steps)[:, None] < part.arrays["collector/lengths"][None, :] for part in parts]
-    for part, mask_TB in zip(parts, masks_TB, strict=True):
-        rows, columns = np.nonzero(~mask_TB)
-        for name, array in part.arrays.items():
-            if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):
-                continue
-            # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
-            is_carried = name not in _OWN_KEYS and array.shape[0] == part.num_steps + 1
-            array[rows + 1 if is_carried else rows, columns] = 0
+    ends = list(accumulate((part.num_envs for part in parts), initial=0))
+    columns = [slice(first, end) for first, end in pairwise(ends)]
 
-    def joined(name: str) -> Array:
-        """Rows 0..T-1 of every part, `[W*B, T, ...]`."""
-        rows = [part.arrays[name][: part.num_steps] if part.num_steps else None for part in parts]
-        return _stack(parts, rows, longest, like=model.arrays[name])
+    def rows_of(name: str, begin: int = 0, *, copy: bool = False) -> Array:
+        """Rows from `begin` on, `[W*B, T, ...]`, zeros where a part has fewer. A view where there is one part."""
+        like = model.arrays[name]
+        if len(parts) == 1 and not copy:
+            return like[begin : begin + longest].swapaxes(0, 1)
+        whole_TB = np.empty((longest, ends[-1], *like.shape[2:]), like.dtype)
+        for part, own in zip(parts, columns, strict=True):
+            if part.num_steps:
+                whole_TB[: part.num_steps, own] = part.arrays[name][begin : begin + part.num_steps]
+            whole_TB[part.num_steps :, own] = 0
+        return whole_TB.swapaxes(0, 1)
+
+    def following(name: str) -> Array:
+        """The row after each step, or the true last value where a trajectory ended."""
+        found = rows_of(name, 1, copy="ends/time" in model.arrays)
+        for part, own in zip(parts, columns, strict=True):
+            if (times := part.arrays.get("ends/time")) is not None:
+                found[own.start + part.arrays["ends/env"], times] = part.arrays[_FINAL + name]
+        return found
 
     root: dict[str, Any] = {"next": {}, "collector": {}}
-    if any(part.num_steps < longest or not mask.all() for part, mask in zip(parts, masks_TB, strict=True)):
-        root["collector"]["mask"] = _stack(parts, masks_TB, longest, like=masks_TB[0])
-    for name in ("traj_ids", "policy_version", *(["task_id"] if "collector/task_id" in model.arrays else [])):
-        root["collector"][name] = joined(f"collector/{name}")
-    flags = {name: joined(f"next/{name}")[..., None] for name in ("terminated", "truncated")}
-    if "next/reward" in model.arrays:
-        root["next"]["reward"] = joined("next/reward")[..., None]
-    root["next"]["done"] = flags["terminated"] | flags["truncated"]
-    root["next"].update(flags)
+    lengths = np.concatenate([part.arrays["collector/lengths"] for part in parts])
+    if (lengths < longest).any():
+        root["collector"]["mask"] = np.arange(longest) < lengths[:, None]
     for name, array in model.arrays.items():
-        if name in _OWN_KEYS or name.startswith(_FINAL):
+        if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):
             continue
-        key = tuple(name.split("/"))
-        _put(root, key, joined(name))
-        if array.shape[0] == model.num_steps + 1:
-            _put(root["next"], key, _what_followed(parts, name, model, longest))
-    if "is_init" in model.arrays:
-        root["is_init"] = joined("is_init")[..., None]
+        key, found = tuple(name.split("/")), rows_of(name)
+        _put(root, key, found[..., None] if name in _FLAGS else found)
+        if _is_carried(name, array, model.num_steps):
+            _put(root["next"], key, following(name))
+    root["next"]["done"] = root["next"]["terminated"] | root["next"]["truncated"]
     return root
-
-
-def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
-    """Rows 1..T of a carried array, `[W*B, T, ...]`, with the final values where trajectories ended."""
-    following = [part.arrays[name][1:] if part.num_steps else None for part in parts]
-    ends = [part.arrays.get("ends/time") for part in parts]
-    if len(parts) == 1 and ends[0] is not None and following[0] is not None:
-        following = [following[0].copy()]
-    joined = _stack(parts, following, longest, like=model.arrays[name])
-    first = 0
-    for part, times in zip(parts, ends, strict=True):
-        if times is not None:
-            joined[first + part.arrays["ends/env"], times] = part.arrays[_FINAL + name]
-        first += part.num_envs
-    return joined
-
-
-def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, *, like: Array) -> Array:
-    """Arrays `[T_p, B_p, ...]` as one `[W*B, T, ...]`, zeros where one is shorter. A view when there is but one."""
-    if len(arrays) == 1 and arrays[0] is not None:
-        return arrays[0].swapaxes(0, 1)
-    whole = np.empty((longest, sum(part.num_envs for part in parts), *like.shape[2:]), like.dtype)
-    first = 0
-    for part, array in zip(parts, arrays, strict=True):
-        columns = slice(first, first + part.num_envs)
-        if array is not None:
-            whole[: part.num_steps, columns] = array
-        whole[part.num_steps :, columns] = 0
-        first += part.num_envs
-    return whole.swapaxes(0, 1)
 
 
 def _put(target: dict[str, Any], key: tuple[str, ...], value: Array) -> None:
