@@ -58,8 +58,8 @@ class AsyncClient:
         self._client: Client = url if isinstance(url, Client) else connect(url, **options)
         self._stream: AsyncBatches[TensorDict] | None = None
         """Stream that `next_batch` reads."""
-        self._ending: Future[None] | None = None
-        """Ends the stream that `next_batch` read before."""
+        self._endings: list[Future[None]] = []
+        """Each ends a stream that `next_batch` read before; those that ended well are dropped."""
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
 
     weights = _in_thread(Client.weights)
@@ -167,14 +167,13 @@ class AsyncClient:
     async def __aexit__(self, kind: object, *rest: object) -> None:
         """Acknowledge the last batch of `next_batch` unless an error occurred, and close."""
         stream, self._stream = self._stream, None
-        ending, self._ending = self._ending, None
+        endings, self._endings = self._endings, []
         try:
-            if ending is not None:
-                # After an error, or in `close`, it is not worth the patience with a head that is away.
-                is_patient = kind is None
-                await asyncio.to_thread(wait, [ending], None if is_patient else _END_S)
-                if is_patient:
-                    ending.result()
+            # After an error, or in `close`, it is not worth the patience with a head that is away.
+            is_patient = kind is None
+            await asyncio.to_thread(wait, endings, None if is_patient else _END_S)
+            for ending in endings if is_patient else ():
+                ending.result()
             if stream is not None:
                 await stream.__aexit__(kind, *rest)
         finally:
@@ -185,7 +184,8 @@ class AsyncClient:
         """Acknowledge the last batch of `next_batch` and release prefetched ones, in a thread."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            self._ending = self._pool.submit(stream._end)
+            self._endings = [one for one in self._endings if not one.done() or one.exception() is not None]
+            self._endings.append(self._pool.submit(stream._end))
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         try:

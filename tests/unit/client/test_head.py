@@ -417,6 +417,19 @@ def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hea
     asyncio.run(run())
 
 
+def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None:
+    async def run() -> None:
+        async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
+            for wait_s in (0.5, 0.0):
+                batches: Any = SimpleNamespace(__exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1))
+                client._stream = AsyncBatches(batches, client._call)
+                client.streaming_split(1)
+
+    ended: list[int] = []
+    asyncio.run(run())
+    assert len(ended) == 2, "each acknowledges its last batch"
+
+
 class Lease:
     """A pause that the head grants when it may."""
 
