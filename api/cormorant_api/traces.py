@@ -69,6 +69,13 @@ class Traces:
                 if oldest.is_recording():
                     oldest.end()
 
+    def refused(self, version: int, reason: str) -> None:
+        """The fleet refused a staged publish: the next one gets its number."""
+        with self._lock:
+            root, _, _ = self._publishes.pop(version)
+        root.set_status(StatusCode.ERROR, reason)
+        root.end()
+
     def update_ended(self, update: Update) -> None:
         """Write all spans of a publish that is applied, failed or superseded, from the times in its update."""
         with self._lock:

@@ -125,8 +125,10 @@ class WeightPublisher:
                 self._traces.staged(number, headers, began=received.finished - received.receive_ms / 1000)
             try:
                 update = self._distribute(blob, stored, received, verify_ms)
-            except BaseException:
+            except BaseException as error:
                 self._forget(number)
+                if self._traces is not None:
+                    self._traces.refused(number, str(error))
                 raise
             log.info(
                 "weights_published",

@@ -21,6 +21,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import Server, unused_port
 from cormorant_testing.serving import serve, weights_file
+from cormorant_worker.errors import FleetError
 
 VARIABLE = "CORMORANT_COLLECTOR"
 """`{address}`, where it receives OTLP over HTTP, and `{endpoint}`, where it exports to, are filled in."""
@@ -99,10 +100,18 @@ def attributes(span: Any) -> dict[str, Any]:
     return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
 
 
-def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -> None:
+def test_publishes_and_rounds_are_traced(
+    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise FleetError("no memory")
+
     job = make_job(num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 16, "totalFrames": 160})
     given = []
     with serve(job, directory=tmp_path / "head", workers=2) as served:
+        with monkeypatch.context() as broken:
+            broken.setattr(served.fleet, "publish", refuse)
+            assert served.writer.put("/v1/models/policy/weights", weights_file(2.0)).kind == "fleet-failed"
         # Workers act with it from their next batch on.
         reply = served.writer.put("/v1/models/policy/weights", weights_file(1.0), traceparent=PARENT)
         assert reply.status in (200, 202), reply
@@ -113,7 +122,8 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
     assert collector.resources[0]["service.name"] == "cormorant-head"
     assert collector.resources[0]["cormorant.job"] == job.metadata.name
 
-    ((publish, below),) = collector.trees("publish")
+    (refused, _), (publish, below) = sorted(collector.trees("publish"), key=lambda tree: tree[0].start_time_unix_nano)
+    assert (refused.status.message, attributes(refused)["cormorant.version"]) == ("no memory", 1)
     assert (publish.trace_id.hex(), publish.parent_span_id.hex()) == tuple(PARENT.split("-")[1:3])
     assert attributes(publish)["cormorant.version"] == 1
     assert {name: len(spans) for name, spans in below.items()} == {
