@@ -199,7 +199,6 @@ class Head:
         """Newest version of an earlier head that was restored at the start, from the store or from a worker."""
         self.is_draining = False
         self.is_closing = False
-        self.open_previews = 0
         self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False
@@ -210,6 +209,8 @@ class Head:
         """For long calls."""
         self.at_boundary = Threads(self, 2, name="boundary")
         """For calls that wait for workers. One that does not answer delays other calls of this pool, but no batch."""
+        self.previews = Threads(self, 4, name="previews")
+        """For previews: no more at a time, so that workers are not slowed."""
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -297,7 +298,7 @@ class Head:
             self._running.updates.notifier.notify()
             self._running.pauses.notifier.notify()
         self.events.notifier.notify()
-        for threads in (self.quick, self.bulk, self.at_boundary):
+        for threads in (self.quick, self.bulk, self.at_boundary, self.previews):
             threads.pool.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
         if self.traces is not None:

@@ -16,7 +16,7 @@ from cormorant_api.routes.routing import BINARY, EVENT_STREAM, Answers, GuardedR
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.live import Bye, Hello
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.errors import CormorantError, FleetError
+from cormorant_worker.errors import CormorantError
 from cormorant_worker.spaces import describe
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
@@ -25,8 +25,6 @@ _EVENTS_HEARTBEAT_S = 15.0
 _HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
 """Interval of checks for a closing head when no moments arrive."""
-_MOST_PREVIEWS = 4
-"""Requests to workers for previews at a time, so that workers are not slowed; more are told to try again."""
 
 _STREAM: Answers = {
     200: {
@@ -100,7 +98,7 @@ async def stream_live(request: Request, head: TheHead) -> Response:
 @router.get(
     "/v1/workers/{worker}/picture",
     response_class=Response,
-    **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, ProblemType.BUSY, also=_PICTURE),
+    **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, also=_PICTURE),
 )
 async def get_picture(
     head: TheHead,
@@ -118,23 +116,7 @@ async def get_picture(
         raise ApiError(
             ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
         )
-    if head.open_previews >= _MOST_PREVIEWS:
-        raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
-
-    def peek() -> bytes:
-        try:
-            return png_of(newest_frame(fleet.peek(worker, column=env, leaf=picture)))
-        except FleetError:
-            known = tuple(found.name for found in fleet.stats().workers)
-            if worker in known:
-                raise
-            raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
-
-    head.open_previews += 1
-    try:
-        png = await head.bulk(peek)
-    finally:
-        head.open_previews -= 1
+    png = await head.previews(lambda: png_of(newest_frame(fleet.peek(worker, column=env, leaf=picture))))
     return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})
 
 

@@ -23,7 +23,7 @@ from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, WeightsError
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, NoSuchWorker, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.events import Listener
@@ -434,12 +434,14 @@ class WorkerFleet:
     def peek(self, worker: str, *, column: int, leaf: int) -> Array:
         """Current observation of one environment, one read-only leaf of the layout's observation, at the cost of a
         copy. Its worker replies while stepping or paused; while a batch begins or ends it may be outdated or mix two
-        rows. Raises FleetError where no such worker has started, ControlTimeout after 2 s, for example while it saves
-        its state.
+        rows. Raises NoSuchWorker, FleetError where it has not started, ControlTimeout after 2 s, for example while it
+        saves its state.
         """
         with self._changed:
             self._core.raise_error()
             handle = self._core.slots.find(worker)
+            if handle is None and worker not in (known := [slot.name for slot in self._core.slots.wanted]):
+                raise NoSuchWorker(f"there is no worker {worker[:80]!r}; there are {', '.join(known)}")
             if handle is not None and handle.slot.is_server:
                 raise FleetError(
                     f"{worker} is an inference server and has no environments; look at a worker that collects"
