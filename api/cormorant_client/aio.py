@@ -64,7 +64,6 @@ class AsyncClient:
 
     weights = _in_thread(Client.weights)
     models = _in_thread(Client.models)
-    model = _in_thread(Client.model)
     versions = _in_thread(Client.versions)
     resume = _in_thread(Client.resume)
     state = _in_thread(Client.state)

@@ -46,7 +46,7 @@ from cormorant_contract.rest.control import PauseRequest, Pauses, Reseed, Resume
 from cormorant_contract.rest.live import Event, Opening
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import EvaluationTable, SpacesReport, Status, Workers
-from cormorant_contract.rest.updates import Model, Models, Rollback, Versions
+from cormorant_contract.rest.updates import Models, Rollback, Versions
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
@@ -258,10 +258,6 @@ class Client(Fleet):
     def models(self) -> Models:
         """List the models with their newest versions."""
         return self._head.get(Models, "/v1/models")
-
-    def model(self, model: str = MAIN_MODEL) -> Model:
-        """One model with its tensors."""
-        return self._head.get(Model, f"/v1/models/{quoted(model)}")
 
     def versions(self, model: str = MAIN_MODEL) -> Versions:
         """Retained versions, newest first."""
@@ -490,7 +486,8 @@ class Client(Fleet):
     def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0) -> Update:
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
-        for attempt in range(_CONFLICTS):
+        attempts = _CONFLICTS
+        while True:
             # Choosing the number here makes a repeated request harmless: the head recognizes it by version and digest.
             if version is None and self._version is None:
                 self._note(self.models().version)
@@ -503,7 +500,8 @@ class Client(Fleet):
             except VersionTaken as error:
                 current = error.problem.current_version
                 self._note(current or 0)
-                if version is not None or current is None or attempt == _CONFLICTS - 1:
+                attempts -= 1
+                if version is not None or current is None or not attempts:
                     raise
                 if error.is_of_repetition:
                     # The head may have received these and newer ones since: a new number would bring old weights back.
@@ -519,7 +517,6 @@ class Client(Fleet):
                 raise
             else:
                 return self._noted(reply)
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _noted(self, reply: HttpReply) -> Update:
         update = Update(self._head, self._head.parse(rest.Update, reply))

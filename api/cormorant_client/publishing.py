@@ -102,11 +102,6 @@ class Update(Receipt):
         return self.answer.version
 
     @property
-    def etag(self) -> str:
-        """ETag of this version."""
-        return self.answer.etag
-
-    @property
     def state(self) -> rest.UpdateState:
         """State at the last answer: staged -> applying -> applied | partially_applied | failed | superseded."""
         return self.answer.state

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from benchmarks.micro import heads, rows
+from cormorant.policies import atari_cnn, mlp
 from cormorant_client import Client
 from cormorant_client.transport import Transport, parse_address
 
@@ -61,7 +62,7 @@ def _publishing(bare: str, rounds: int) -> list[dict]:
     job = heads.make_job("CartPole-v1", 8, 8, policy="mlp", kwargs={"hidden": [width, width]}, queue=2)
     with heads.running(job, workers=2) as head, _consumer(head.client):
         client = head.client
-        weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
+        weights = _zeros(mlp(*client.spaces, hidden=[width, width]))
         size = sum(tensor.numel() * 4 for tensor in weights.values())
         staged, applied = [], []
         for _ in range(rounds):
@@ -83,7 +84,7 @@ def _acting(rounds: int) -> dict:
     job = heads.make_job("Pong-v5", 8, 8 * 8, policy="atari_cnn", queue=4)
     with heads.running(job, workers=4) as head, _consumer(head.client):
         client = head.client
-        weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
+        weights = _zeros(atari_cnn(*client.spaces))
         size = sum(tensor.numel() * 4 for tensor in weights.values())
         milliseconds = []
         for _ in range(3 * rounds):
@@ -103,7 +104,7 @@ def _rate_while_publishing(rounds: int) -> dict:
     job = heads.make_job("HalfCheetah-v4", 64, 64 * 16, policy="mlp", kwargs={"hidden": [width, width]}, queue=4)
     with heads.running(job, workers=2) as head, _consumer(head.client):
         client = head.client
-        weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
+        weights = _zeros(mlp(*client.spaces, hidden=[width, width]))
         ratios = []
         for _ in range(rounds):
             without = _rate(client, lambda: None)
@@ -181,12 +182,8 @@ def _timed(url: str, method: str, path: str, body: Sequence[memoryview]) -> floa
     return seconds
 
 
-def _tensors(client: Client) -> list[tuple[str, object]]:
-    return [(tensor.name, tensor) for tensor in client.model().tensors]
-
-
-def _shape(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(shape)
+def _zeros(policy: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: torch.zeros_like(tensor) for name, tensor in policy.state_dict().items()}
 
 
 def _rate(client: Client, each_second: Callable[[], object]) -> float:

@@ -2,7 +2,6 @@
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -22,11 +21,9 @@ from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import (
     FINAL_STATES,
-    Model,
     Models,
     ModelSummary,
     Rollback,
-    TensorShape,
     Update,
     VersionEntry,
     Versions,
@@ -100,22 +97,19 @@ router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 @router.get("/v1/models", **guarded(Role.READ))
 async def list_models(head: TheHead) -> Models:
     """The policy's models and the newest version of each."""
-    specs = head.running.fleet.specs
+    found = []
+    for name, tensors in head.running.fleet.specs.items():
+        published: dict[str, Any] = {"version": 0}
+        if (stored := head.store.model(name)) is not None:
+            published = {
+                "version": stored.version,
+                "digest": stored.digest,
+                "etag": stored.etag,
+                "bytes": stored.size_bytes,
+            }
+        found.append(ModelSummary(name=name, num_tensors=len(tensors), **published))
     version = await head.quick(lambda: head.running.publisher.version)
-    return Models(models=tuple(_summary(head, name, len(tensors)) for name, tensors in specs.items()), version=version)
-
-
-@router.get("/v1/models/{model}", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
-async def get_model(head: TheHead, model: str) -> Model:
-    """One model: its tensor specs and the versions that workers use."""
-    specs = head.running.fleet.specs[_known(head, model)]
-    stats = await head.stats()
-    by_version = Counter(str(max(0, worker.version)) for worker in stats.workers)
-    summary = _summary(head, model, len(specs))
-    tensors = tuple(
-        TensorShape(name=n, dtype=_DTYPES.get(spec.dtype, spec.dtype), shape=spec.shape) for n, spec in specs.items()
-    )
-    return Model(**summary.model_dump(), tensors=tensors, workers_by_version=dict(by_version))
+    return Models(models=tuple(found), version=version)
 
 
 @router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
@@ -275,17 +269,3 @@ def _known(head: Head, model: str) -> str:
         have = f"its models are {', '.join(names)}" if names else "it has no models (it is random or a plain callable)"
         raise ApiError(ProblemType.UNKNOWN_MODEL, f"the policy has no model {model[:80]!r}; {have}", known=names)
     return model
-
-
-def _summary(head: Head, name: str, num_tensors: int) -> ModelSummary:
-    stored = head.store.model(name)
-    if stored is None:
-        return ModelSummary(name=name, version=0, num_tensors=num_tensors)
-    return ModelSummary(
-        name=name,
-        version=stored.version,
-        digest=stored.digest,
-        etag=stored.etag,
-        bytes=stored.size_bytes,
-        num_tensors=num_tensors,
-    )

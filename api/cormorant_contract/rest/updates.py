@@ -83,15 +83,6 @@ class Update(Answer):
     timings: UpdateTimings
 
 
-class TensorShape(Answer):
-    """Name, dtype and shape that one published tensor must have."""
-
-    name: str
-    dtype: str
-    """The safetensors name, e.g. "F32"."""
-    shape: tuple[int, ...]
-
-
 class ModelSummary(Answer):
     """One named model of the policy."""
 
@@ -104,14 +95,6 @@ class ModelSummary(Answer):
     bytes: Count = 0
     """Size of the published file."""
     num_tensors: Count
-
-
-class Model(ModelSummary):
-    """One named model with its tensor specs."""
-
-    tensors: tuple[TensorShape, ...]
-    workers_by_version: dict[str, Count]
-    """Number of workers that use each policy version; keys are decimal numbers."""
 
 
 class Models(Answer):

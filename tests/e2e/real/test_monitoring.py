@@ -18,11 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import safetensors.numpy
 import yaml
 
+from cormorant.policies import mlp
 from cormorant_testing.helm import CHART, POD_MONITOR, Manifest, find, render
 from cormorant_testing.kubectl import forward
 from cormorant_testing.needs import lacks
@@ -159,11 +161,9 @@ class Learner(Repeated):
             self._job.disconnect()
 
     def _learn_from(self, api: Api) -> None:
-        model = api.get("/v1/models/policy")
-        assert model.status == 200, model
-        weights = safetensors.numpy.save(
-            {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in model.json["tensors"]}
-        )
+        env = gymnasium.make("CartPole-v1")
+        tensors = mlp(env.observation_space, env.action_space).state_dict()
+        weights = safetensors.numpy.save({name: np.zeros(one.shape, np.float32) for name, one in tensors.items()})
         while not self._stop.is_set():
             for _ in range(20):
                 batch = api.take(wait=1, consumer="learner")

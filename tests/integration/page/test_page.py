@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import gymnasium
 import numpy as np
 import psutil
 import pytest
 import safetensors.numpy
 from playwright.sync_api import Browser
 
+from cormorant.policies import mlp
 from cormorant_api.live.moments import report_of
 from cormorant_testing import browser as browser_module
 from cormorant_testing.browser import Watching, chromium, watching
@@ -61,8 +63,9 @@ def paused(api: Api, owner: str = "tests") -> Iterator[None]:
 
 def publish_zeros(api: Api) -> int:
     """Publish zeros for every tensor of the policy; returns the version."""
-    tensors = api.get("/v1/models/policy").json["tensors"]
-    zeros = safetensors.numpy.save({t["name"]: np.zeros(t["shape"], np.float32) for t in tensors})
+    env = gymnasium.make("CartPole-v1")
+    tensors = mlp(env.observation_space, env.action_space).state_dict()
+    zeros = safetensors.numpy.save({name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()})
     published = api.put("/v1/models/policy/weights", zeros, Prefer="wait=60")
     assert published.status == 200, published.body
     return int(published.json["version"])
