@@ -159,6 +159,14 @@ def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> N
         assert served.server.wait(lambda: False) == "done"
 
 
+def test_a_job_completes_although_its_consumer_asks_no_more(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4, collection={"framesPerBatch": 20, "totalFrames": 40})
+    with serve(job, directory=folder) as served:
+        for _ in range(2):
+            assert served.data.ack(served.data.get("/v1/batches/next?wait=30")).status == 204
+        until(lambda: served.server.head.is_complete)
+
+
 def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> None:
     collection = {"mode": "async", "framesPerBatch": 20, "totalFrames": 400}
     job = make_job(num_envs=2, lengths=4, collection=collection, queue={"capacityBatches": 2})

@@ -273,23 +273,18 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     until(lambda: endless.status["listeners"] == 0)
 
 
-def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4)
-    with serve(job, directory=folder, workers=1) as served:
-        for paused, state in ((True, "paused"), (False, "running")):
-            told = served.operator.put("/v1/desired", {"paused": paused})
-            assert (told.status, told.json["groups"]) == (200, {"cpu": 1})
-            until(lambda state=state: served.status["pause_state"] == state)
-            assert served.status["desired"]["paused"] == paused
-
-
-def test_status_says_that_fewer_workers_run_than_asked_for(folder: Path) -> None:
+def test_the_operators_word_on_pauses_and_sizes_is_what_counts(folder: Path) -> None:
     with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
         status = served.status
         assert [group["desired"] for group in status["groups"]] == [1]
         (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
         assert ready == "1 of 1 workers are ready; the manifest asks for 40"
         assert status["desired"]["groups"] == {"cpu": 1}
+        for paused, state in ((True, "paused"), (False, "running")):
+            told = served.operator.put("/v1/desired", {"paused": paused})
+            assert (told.status, told.json["groups"]) == (200, {"cpu": 1})
+            until(lambda state=state: served.status["pause_state"] == state)
+            assert served.status["desired"]["paused"] == paused
 
 
 def test_workers_are_shown_and_groups_resized(folder: Path) -> None:

@@ -100,9 +100,7 @@ def attributes(span: Any) -> dict[str, Any]:
     return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
 
 
-def test_publishes_and_rounds_are_traced(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise FleetError("no memory")
 
