@@ -136,10 +136,7 @@ class _Answers:
         self._app, self._head = app, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        status = 0
+        status = 0  # of a request: listeners have neither web sockets nor a lifespan
 
         async def noting(message: Message) -> None:
             nonlocal status
