@@ -6,7 +6,7 @@ Cancelling a call returns at once; its request still completes in the background
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from functools import partial, update_wrapper
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
@@ -139,12 +139,28 @@ class AsyncClient:
         self._end_stream()
         return AsyncBatches(self._client.deliveries(**wanted), self._call)
 
-    def pause(
+    @asynccontextmanager
+    async def pause(
         self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0
-    ) -> "AsyncPause":
-        """Pause the fleet inside `async with`."""
-        pause = partial(self._client.pause, owner=owner, reason=reason, ttl=ttl, wait=wait)
-        return AsyncPause(pause, self._pool)
+    ) -> AsyncIterator[Pause]:
+        """Pause the fleet inside `async with`. Cancelling its entry or exit also releases the lease."""
+        entering = self._pool.submit(
+            lambda: self._client.pause(owner=owner, reason=reason, ttl=ttl, wait=wait).__enter__()
+        )
+
+        def give_back() -> None:
+            if not entering.cancelled() and entering.exception() is None:
+                entering.result().resume()
+
+        try:
+            pause = await asyncio.wrap_future(entering)
+        except asyncio.CancelledError:
+            self._pool.submit(give_back)  # its request continues in the background
+            raise
+        try:
+            yield pause
+        finally:
+            await asyncio.shield(asyncio.wrap_future(self._pool.submit(give_back)))
 
     async def events(self, *, last_id: str | None = None) -> AsyncIterator[Event]:
         """Iterate over events indefinitely."""
@@ -286,29 +302,3 @@ class AsyncBatches(Generic[T]):
             self._batches.__exit__(kind, *rest)
         else:
             self._batches.close()
-
-
-class AsyncPause:
-    """A pause lease held inside `async with`; see `Pause`. Cancelling its entry or exit also releases it."""
-
-    def __init__(self, begin: Callable[[], Pause], pool: ThreadPoolExecutor) -> None:
-        self._begin = begin
-        self._pool = pool
-        self._entering: Future[Pause] | None = None
-
-    async def __aenter__(self) -> Pause:
-        self._entering = self._pool.submit(lambda: self._begin().__enter__())
-        try:
-            return await asyncio.wrap_future(self._entering)
-        except asyncio.CancelledError:
-            self._pool.submit(self._give_back, self._entering)  # its request continues in the background
-            raise
-
-    async def __aexit__(self, *_: object) -> None:
-        if self._entering is not None:
-            await asyncio.shield(asyncio.wrap_future(self._pool.submit(self._give_back, self._entering)))
-
-    @staticmethod
-    def _give_back(entering: "Future[Pause]") -> None:
-        if not entering.cancelled() and entering.exception() is None:
-            entering.result().resume()

@@ -40,7 +40,7 @@ from cormorant_client import (
     VersionTaken,
     connect,
 )
-from cormorant_client.aio import AsyncBatches, AsyncPause
+from cormorant_client.aio import AsyncBatches
 from cormorant_client.errors import error_for
 from cormorant_client.head import HeadConnection, parse_events
 from cormorant_client.transport import Transport, parse_address
@@ -448,11 +448,18 @@ class Lease:
         self.is_resumed.set()
 
 
+def pausing(lease: Lease, pool: ThreadPoolExecutor) -> Any:
+    """A pause of an asynchronous client of this head."""
+    client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
+    fake: Any = SimpleNamespace(pause=lambda **_: lease.begin())
+    client._client, client._pool = fake, pool
+    return client.pause()
+
+
 def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
     lease = Lease()
     with ThreadPoolExecutor(2) as pool:
-        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
-        asyncio.run(cancelled(pause.__aenter__(), lease.is_asked))
+        asyncio.run(cancelled(pausing(lease, pool).__aenter__(), lease.is_asked))
         assert not lease.is_resumed.is_set(), "the head has not granted it"
         lease.may_come.set()
         assert lease.is_resumed.wait(20)
@@ -460,10 +467,10 @@ def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
 
 def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
     async def run() -> None:
-        pause = AsyncPause(lease.begin, pool)  # type: ignore[arg-type]  # what it calls
+        pause = pausing(lease, pool)
         await pause.__aenter__()
         pool.submit(is_free.wait, 20)  # resuming waits for the only thread
-        await cancelled(pause.__aexit__())
+        await cancelled(pause.__aexit__(None, None, None))
 
     lease, is_free = Lease(), threading.Event()
     lease.may_come.set()
