@@ -1,4 +1,6 @@
-"""An empty argument is never taken for one that is not given, and one of a wrong type is refused where it is given."""
+"""Arguments: an empty one is never taken for one that is not given, and one of a wrong type is refused where it is
+given; what `open_fleet(env=...)` and `make_collector(env=...)` refuse before anything starts.
+"""
 
 import math
 from collections.abc import Callable
@@ -6,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 
 import cormorant
+from cormorant import make_collector, open_fleet
 from cormorant.errors import (
     BadAddress,
     ClientError,
@@ -20,6 +24,10 @@ from cormorant.errors import (
     PolicyLoadError,
     WeightsError,
 )
+from cormorant_worker.entrypoints import load_object
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.policy.actor import load_policy
+from cormorant_worker.scripted import Scripted
 from manifest_making import collector_job
 
 MANIFEST = collector_job(
@@ -177,3 +185,113 @@ def test_numbers_and_collections_that_mean_something_are_taken() -> None:
     assert cormorant.connect("http://127.0.0.1:9", reconnect_s=0).url == "http://127.0.0.1:9"
     with cormorant.make_collector(env="CartPole-v1", num_envs=1, seed=0, collection={}, info=()) as collector:
         assert collector.collect(num_steps=1).shape == (1, 1)
+
+
+def make_cartpole() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+POOL = {"envpool": {"taskId": "CartPole-v1"}}
+GYM = {"gymnasium": {"id": "CartPole-v1"}}
+
+
+def needs_two(first: int, second: int) -> gymnasium.Env:
+    raise AssertionError("never called")
+
+
+STEPS = "environments step themselves; leave it out"
+
+
+def test_job_says_what_a_manifest_would() -> None:
+    job = Scripted(
+        env=make_cartpole, num_envs=4, workers=3, total_frames=1024, collection={"weights": {"maxStaleness": 1}}
+    ).job()
+    collection = job.spec.collection
+    assert (job.spec.env.num_envs, job.spec.replicas) == (4, 3)
+    assert (collection.frames_per_batch, collection.total_frames, collection.weights.max_staleness) == (256, 1024, 1)
+    collection = Scripted(env=make_cartpole, on_policy=True).job().spec.collection
+    assert (collection.mode, collection.weights.max_staleness) == ("sync", 0)
+    collection = Scripted(env=make_cartpole).job().spec.collection
+    assert (collection.mode, collection.weights.max_staleness) == ("async", None)
+
+
+@pytest.mark.parametrize(
+    "policy", [{"entrypoint": "cormorant.policies:mlp", "kwargs": {"hidden": [8]}, "dtype": "bfloat16"}, {"random": {}}]
+)
+def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
+    scripted = Scripted(env=make_cartpole, policy=policy)
+    assert policy.items() <= scripted.job().spec.policy.to_document().items()
+    assert scripted.overrides().policy is None
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, r'pass a manifest, for example open_fleet\("job.yaml"\), or env='),
+        ({"manifest": "job.yaml", "env": "CartPole-v1"}, "manifest and env exclude each other"),
+        ({"manifest": {}, "num_envs": 4, "seed": 3}, "num_envs, seed cannot be combined with a manifest"),
+        ({"manifest": make_cartpole}, "a function is not a manifest; pass environments as env="),
+        ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; pass a class or a function"),
+        ({"env": needs_two}, r"env needs arguments \(first, second\).*env=lambda: needs_two\(first=...\)"),
+        ({"env": make_cartpole, "policy": dict}, "policy is the class dict; pass an instance"),
+        ({"env": make_cartpole, "on_policy": True, "mode": "async"}, "on_policy collects rounds of all workers"),
+        (
+            {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},
+            "on_policy sets collection.weights, and collection has weights, too",
+        ),
+        ({"env": make_cartpole, "policy": 3}, r"policy is 3; give Callable\[\.\.\., Any\] \| str"),
+        ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
+        ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),
+        (
+            {"env": POOL, "num_envs": 8},
+            r"num_envs=8 .* env\[\"envpool\"\], which says it as numEnvs; leave num_envs out",
+        ),
+        (
+            {"env": GYM | {"info": [{"key": "x"}]}, "info": ["y"]},
+            r"info=\['y'\] .*env, which says it as info; leave info out",
+        ),
+        (
+            {"env": "CartPole-v1", "seed": 0, "collection": {"seed": 3}},
+            "seed=0 .* collection, which says it as seed; leave seed out",
+        ),
+        ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
+        ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
+        ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pole'),
+        ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
+        ({"env": gymnasium.make_vec("CartPole-v1", num_envs=2)}, "env is a CartPoleVectorEnv; .*num_envs that makes"),
+        ({"env": "envpool:CartPole-v1", "vectorization_mode": "inline"}, f"envpool {STEPS}"),
+        ({"env": {"vector": {"id": "CartPole-v1"}}, "vectorization_mode": "inline"}, f"vector {STEPS}"),
+        ({"env": "envpool:"}, "is empty"),
+    ],
+)
+def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
+
+
+def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:
+    job = Scripted(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}}).job()
+    assert (job.spec.env.num_envs, job.spec.collection.frames_per_batch) == (3, 192)
+    assert Scripted(env="CartPole-v1").job().spec.collection.frames_per_batch == 512
+
+
+def test_collector_plays_a_class_with_a_factory_of_its_spaces() -> None:
+    seen = []
+
+    def factory(observation: gymnasium.Space, action: gymnasium.Space) -> object:
+        seen.append((observation.shape, action.n))  # type: ignore[attr-defined]  # a Discrete
+        return lambda observation: observation[:, 0].long() * 0 + 1
+
+    with make_collector(env=make_cartpole, policy_factory=factory, num_envs=2) as collector:
+        batch = collector.collect(num_steps=20)
+    assert seen == [((4,), 2)]
+    assert batch["action"].unique().tolist() == [1]
+    assert batch.shape == (2, 10)
+
+
+def test_main_in_an_entrypoint_gets_a_remedy() -> None:
+    with pytest.raises(EnvBuildError, match=r"names the script itself.*open_fleet\(env=MyEnv\)"):
+        load_object("__main__:MyEnv", what="environment")
+    space = gymnasium.spaces.Discrete(2)
+    with pytest.raises(PolicyLoadError, match=r"names the script itself.*policy_factory"):
+        load_policy("__main__:make", {}, space, space)
