@@ -25,7 +25,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("job.py", "group.resources, group.template)", "group.template)", "test_job.py"),
         ("job.py", "spec.image, self._code, spec.head", "spec.image, spec.head", "test_job.py"),
         ("kube/watch.py", "not any(task.done() for task in streams)", "True", "test_kube.py"),
-        ("kube/watch.py", 'if event["type"] is None:', "if False:", "tests/integration/operator/test_watch.py"),
+        ("kube/watch.py", 'if event["type"] is None:', "if False:", "tests/integration/operator/test_head_client.py"),
         (
             "controller.py",
             "            if state.is_token_refused:\n                # A",

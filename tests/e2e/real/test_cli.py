@@ -17,11 +17,11 @@ import yaml
 import cormorant
 from cormorant.errors import BadAddress
 from cormorant.policies import mlp
+from cormorant_testing.commands import Terminal
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.operator_scene import Cli
 from cormorant_testing.real_cluster import Installation
 from cormorant_testing.real_job import small_job
-from cormorant_testing.terminal import Terminal
 
 pytestmark = pytest.mark.slow
 

@@ -20,11 +20,11 @@ from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, Unauth
 from cormorant_client.aio import AsyncBatches
 from cormorant_contract.errors import FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.commands import Terminal
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import Repeated, until
 from cormorant_testing.serving import Served, serve
-from cormorant_testing.terminal import Terminal
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 NUM_ENVS = 3

@@ -1,11 +1,15 @@
-"""The operator's client against a real head: tokens, answers, orders, and certificates that others verify, too."""
+"""The operator's client against a real head: tokens, answers, orders, and certificates that others verify, too. And
+kopf's streams against a server that breaks them: what may have been missed is reported.
+"""
 
 import asyncio
 import base64
+import json
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
@@ -14,18 +18,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from cormorant_api.__main__ import listen_host
 from cormorant_cli.connection import client_errors, connect_to_job
 from cormorant_cli.errors import BadInput
+from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.rest.control import Desired
+from cormorant_contract.schema import PLURAL
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job, Templates
 from cormorant_operator.job_state import HeadAnswer
+from cormorant_operator.kube.watch import Watch
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
+from cormorant_testing.api_proxy import HttpThread, write_kubeconfig
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as make_operator_job
 from cormorant_testing.serving import serve
@@ -270,3 +279,64 @@ class JobCluster:
     def open_port(self, pod: str, _port: int, *, namespace: str, timeout_s: float) -> socket.socket:
         assert (pod, namespace) == ("head", "default")
         return socket.create_connection(("127.0.0.1", self._port))
+
+
+# -- streams ---------------------------------------------------------------------------------------------------
+
+JOBS = {(GROUP, VERSION, PLURAL): "CollectorJob"}
+JOB = {"metadata": {"name": "pong", "namespace": "a", "uid": "u", "resourceVersion": "7"}}
+
+
+def resource(plural: str, kind: str, *, namespaced: bool) -> dict[str, Any]:
+    return {"name": plural, "singularName": "", "kind": kind, "namespaced": namespaced, "verbs": ["list", "watch"]}
+
+
+DISCOVERY = {
+    "/api": {"versions": ["v1"]},
+    "/api/v1": {"resources": [resource("namespaces", "Namespace", namespaced=False)]},
+    "/apis": {
+        "groups": [{"name": GROUP, "versions": [{"version": VERSION}], "preferredVersion": {"version": VERSION}}]
+    },
+    f"/apis/{GROUP}/{VERSION}": {"resources": [resource(PLURAL, "CollectorJob", namespaced=True)]},
+}
+EXPIRED = {"kind": "Status", "reason": "Expired", "code": 410}
+
+
+class Streams(HttpThread):
+    """Lists one job; its first stream ends so, and others stay open. Use as a context manager."""
+
+    def __init__(self, end: str) -> None:
+        super().__init__()
+        self._end, self.lists = end, threading.Semaphore(0)
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        if request.path in DISCOVERY:
+            return web.json_response(DISCOVERY[request.path])
+        if request.query.get("watch") is None:
+            self.lists.release()
+            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": [JOB]})
+        end, self._end = self._end, ""
+        if end == "refused":
+            return web.json_response(EXPIRED, status=410)
+        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await stream.prepare(request)
+        if end == "expired":
+            await stream.write(json.dumps({"type": "ERROR", "object": EXPIRED}).encode() + b"\n")
+        else:
+            await self._over.wait()
+        return stream
+
+
+@pytest.mark.parametrize("end", ["expired", "refused"])
+def test_a_version_that_is_too_old_is_a_gap(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gaps = threading.Semaphore(0)
+    with Streams(end) as streams:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", streams.url)))
+        watch = Watch(lambda *_, **__: None, kinds=JOBS, on_gap=gaps.release)
+        watch.start()
+        try:
+            for _ in range(2):
+                assert streams.lists.acquire(timeout=60), "kopf goes on without its stream"
+            assert gaps.acquire(timeout=60)
+        finally:
+            watch.stop()

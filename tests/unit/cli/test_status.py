@@ -1,11 +1,17 @@
-"""`cormorant status`: lines for a person, and a watch that outlives a head."""
+"""`cormorant status`: lines for a person, and a watch that outlives a head. `cormorant doctor`: objects of a cluster,
+and the sentence that each trouble gets.
+"""
 
+import json
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
+from cormorant_cli.__main__ import run
 from cormorant_cli.commands import status as command
+from cormorant_cli.commands.doctor import Finding, of_job, of_operators
 from cormorant_cli.commands.status import follow, lines_of
 from cormorant_cli.connection import Connection
 from cormorant_cli.errors import HeadAway
@@ -116,3 +122,149 @@ def test_watch_without_a_first_answer_is_an_error(watch: Any) -> None:
     now.append(None)
     with pytest.raises(HeadAway, match="no head answers at"):
         next(seen)
+
+
+# -- doctor ----------------------------------------------------------------------------------------------------
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def make_operator(name: str = "cormorant", *, replicas: int = 1, ready: int = 1, watches: str = "") -> dict[str, Any]:
+    args = [f"--namespace={namespace}" for namespace in watches.split()]
+    return {
+        "metadata": {"name": name, "namespace": "ops"},
+        "spec": {"replicas": replicas, "template": {"spec": {"containers": [{"args": args}]}}},
+        "status": {"readyReplicas": ready},
+    }
+
+
+def make_job(*conditions: str, status: Any = None, spec: Any = None, old_s: float = 3600, **metadata: Any) -> Any:
+    """A job of an hour; a condition is written `Type=Status/Reason: message`."""
+    facts = []
+    for text in conditions:
+        head, _, message = text.partition(": ")
+        kind, _, rest = head.partition("=")
+        state, _, reason = rest.partition("/")
+        facts.append({"type": kind, "status": state, "reason": reason, "message": message})
+    born = (NOW - timedelta(seconds=old_s)).isoformat()
+    known = {"name": "pong", "namespace": "rl", "uid": "u", "generation": 1, "creationTimestamp": born}
+    whole = {"observedGeneration": 1, "conditions": facts, **(status or {})}
+    return {"metadata": {**known, **metadata}, "spec": spec or {}, **({"status": whole} if status is not False else {})}
+
+
+READY = make_job("Accepted=True/Accepted", "Ready=True/EnoughWorkers: 2 of 2 are ready", "Paused=False/NotPaused")
+
+
+OF_US = {"manager": "cormorant-operator-status", "subresource": "status"}
+
+
+def written(seconds_ago: float) -> Any:
+    """READY, when its status was written last."""
+    fields = [{**OF_US, "time": (NOW - timedelta(seconds=ago)).isoformat()} for ago in (7200, seconds_ago)]
+    return {**READY, "metadata": {**READY["metadata"], "managedFields": [{"manager": "kubectl"}, *fields]}}
+
+
+def said(findings: Any) -> list[str]:
+    """`level sentence` of each finding."""
+    return [f"{finding.level} {finding.sentence}" for finding in findings]
+
+
+@pytest.mark.parametrize(
+    ("operators", "job", "sentence"),
+    [
+        ([make_operator()], None, "ok the operator ops/cormorant is running (1 of 1 replicas ready)"),
+        ([], None, "problem the operator is not installed: no Deployment has the label"),
+        ([make_operator(replicas=0, ready=0)], None, "problem the operator ops/cormorant is scaled to 0; kubectl -n"),
+        ([make_operator(ready=0)], None, "problem the operator ops/cormorant is not running: no replica is ready; see"),
+        ([make_operator(watches="a b")], None, "problem the operator does not watch namespace rl, only a, b; add it"),
+        ([make_operator("theirs", ready=0, watches="a"), make_operator()], None, "ok the operator ops/cormorant is"),
+        ([], written(5), "note the cluster has no operator, but the job's status is up to date: another one keeps it"),
+        ([make_operator(ready=0, watches="a")], written(5), "note the operators of the cluster watch only a, but the"),
+        ([], written(300), "problem the operator is not installed: no Deployment has the label"),
+        ([], READY, "problem the operator is not installed: no Deployment has the label"),
+        ([], make_job("Paused=True/Spec"), "note the cluster has no operator; whether another one keeps the"),
+        ([], make_job("Paused=True/Spec", generation=2), "problem the operator is not installed: no Deployment"),
+    ],
+)
+def test_operator_of_a_namespace_is_one_sentence(operators: list[Any], job: Any, sentence: str) -> None:
+    (found,) = said(of_operators(operators, job, namespace="rl", now=NOW))
+    assert found.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("job", "sentence"),
+    [
+        (make_job(status=False), "problem no operator has reconciled rl/pong since its creation at 2026-01-01T23:00"),
+        (make_job(status=False, old_s=3), "note rl/pong was just created and has no status yet"),
+        (make_job(generation=2), "problem the operator has not reconciled the newest spec of rl/pong"),
+        (make_job("Completed=True/AllFramesDelivered: 5", generation=2), "ok Completed=True, AllFramesDelivered: 5"),
+        (make_job(deletionTimestamp="2026-01-02T00:00:00Z"), "problem rl/pong is being deleted"),
+        ("Accepted=False/Forbidden: pods is forbidden", "Forbidden: pods is forbidden; see rbac in the chart"),
+        ("Accepted=True/UnknownFields: x", "note Accepted=True, UnknownFields: x"),
+        ("Scheduled=False/ImagePull: no i", "problem Scheduled=False, ImagePull: no i; check the image's name"),
+        ("Scheduled=False/QuotaExceeded: exceeded quota: q", "quota: q; raise the ResourceQuota"),
+        ("Scheduled=False/WaitingForQuota: queue q: no room", "problem Scheduled=False, WaitingForQuota: queue q"),
+        ("Scheduled=False/PodsPending: 0 of 2", "note Scheduled=False, PodsPending: 0 of 2"),
+        ("Ready=False/HeadNotReady: not yet", "`kubectl describe pods -l cormorant.dev/collectorjob=pong -n rl` shows"),
+        ("Ready=False/HeadBlocked: /data is read-only", "problem Ready=False, HeadBlocked: /data is read-only"),
+        ("Progressing=Unknown/ControlPlaneUnreachable: silent", "silent; does a NetworkPolicy block it?"),
+        ("Progressing=True/WaitingForConsumer: the queue is full", "note Progressing=True, WaitingForConsumer"),
+        ("Stalled=True/NoProgress", "problem Stalled=True, NoProgress"),
+        ("Suspended=True/Suspended", "problem Suspended=True, Suspended; set spec.suspend to false"),
+        ("Paused=True/Spec: by spec", "note Paused=True, Spec: by spec; `cormorant resume pong -n rl` ends it"),
+        ("Failed=True/HeadRefused: bad manifest", "problem Failed=True, HeadRefused: bad manifest"),
+    ],
+)
+def test_operators_words_about_a_job_are_one_sentence(job: Any, sentence: str) -> None:
+    (found,) = said(of_job(make_job(job) if isinstance(job, str) else job, now=NOW, options=" -n rl"))
+    assert sentence in found
+
+
+def test_healthy_job_has_no_problem_and_no_noise() -> None:
+    ready = "ok Ready=True, EnoughWorkers: 2 of 2 are ready"
+    assert said(of_job(READY, now=NOW)) == ["ok Accepted=True, Accepted", ready]
+
+
+def test_last_failure_is_a_note() -> None:
+    failure = {"pod": "cpu-0", "reason": "OOMKilled", "time": NOW.isoformat(), "exitCode": 137, "message": "big"}
+    (found,) = of_job(make_job(status={"recentFailures": [failure, failure]}), now=NOW + timedelta(seconds=9))
+    assert found == Finding(
+        level="note",
+        sentence="2 pods failed, most recently cpu-0 at 2026-01-02T00:00:00+00:00: OOMKilled, exit code 137: big; "
+        "raise the memory limit of its group",
+    )
+
+
+@pytest.mark.parametrize(
+    ("answers", "problems"),
+    [
+        ({}, []),
+        ({"deployments": 403}, []),
+        ({"collectorjobs/pong": 404}, ['CollectorJob "pong" not found in namespace rl']),
+    ],
+)
+def test_trouble_beyond_the_operators_words_is_one_sentence(
+    answers: dict[str, Any], problems: list[str], api_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known: dict[str, Any] = {
+        "deployments": {"items": [make_operator()], "metadata": {}},
+        "collectorjobs/pong": READY,
+        **answers,
+        "version": {"gitVersion": "v1.34"},
+    }
+
+    def answer(heard: Heard) -> Say:
+        path = heard.path.partition("?")[0]
+        found = next((known[part] for part in known if path.endswith(part)), 404)
+        if isinstance(found, int):
+            return Say(found, json.dumps({"kind": "Status", "message": "not so"}).encode())
+        return Say(200, json.dumps(found).encode())
+
+    with api_server(answer):
+        code = run(["doctor", "pong", "-o", "json"])
+    document = json.loads(capsys.readouterr().out)
+    found = [finding["sentence"] for finding in document["findings"] if finding["level"] == "problem"]
+    assert (len(found), all(map(str.__contains__, found, problems))) == (len(problems), True), found
+    assert (code, document["healthy"]) == (int(bool(problems)), not problems)
+    gaps = [finding for finding in document["findings"] if "cannot check" in finding["sentence"]]
+    assert len(gaps) == list(answers.values()).count(403)

@@ -51,14 +51,16 @@ def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 
 def test_every_document_is_checked_and_every_error_has_its_line(validate) -> None:
-    bad = manifest("ant", env__envpool__numEnvs=0, replicas="2")
+    bad = manifest("ant", env__envpool__numEnvs=0, replicas="2", replica=2)
     text = GOOD + "---\n" + yaml.safe_dump(bad, sort_keys=False) + "---\nkind: ConfigMap\n"
     lines = text.splitlines()
     envs, replicas = lines.index("      numEnvs: 0") + 1, lines.index("  replicas: '2'") + 1
+    unknown = lines.index("  replica: 2") + 1
     assert validate(text)[0] == 2
     assert validate(text)[1] == [
         f"job.yaml:{envs}: document 2 (ant): spec.env.envpool.numEnvs: {LESS}",
         f"job.yaml:{replicas}: document 2 (ant): spec.replicas: {QUOTED}",
+        f"job.yaml:{unknown}: document 2 (ant): spec.replica: unknown field; did you mean replicas?",
         f"job.yaml:{len(lines)}: document 3: kind: {OTHER_KIND}",
     ]
 
