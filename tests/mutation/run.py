@@ -56,9 +56,9 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
             "control/leases.py",
             "lease.owner == owner and lease.deadline > now), None",
             "lease.owner == owner), None",
-            "test_leases.py",
+            "test_ledger.py",
         ),
-        ("control/leases.py", "if self._is_paused is False else", "if not self._is_paused else", "test_leases.py"),
+        ("control/leases.py", "if self._is_paused is False else", "if not self._is_paused else", "test_ledger.py"),
         (
             "control/journal.py",
             "self.settled_frames = max(self.settled_frames, frames)",
