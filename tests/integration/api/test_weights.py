@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 from cormorant_api.errors import ApiError
 from cormorant_api.http.bodies import UploadRoom
@@ -87,14 +86,6 @@ def test_conditions_are_checked_before_anything_changes(endless: Served) -> None
     assert (stale.status, stale.kind, stale.json["current_etag"]) == (412, "precondition-failed", etag)
     assert current(endless) == before
     assert endless.writer.put(PATH, weights_file(1), If_Match=etag).json["version"] == before + 1
-
-
-def test_several_models_are_told_apart_by_prefix(endless: Served) -> None:
-    arrays = {"policy/number": np.float32(3), "policy/bias": np.zeros(3, np.float32)}
-    body = safetensors.numpy.save({name: np.asarray(array) for name, array in arrays.items()})
-    reply = endless.writer.put("/v1/weights", body, Prefer="wait=60")
-    assert (reply.status, list(reply.json["models"])) == (200, ["policy"])
-    assert endless.reader.get(PATH).body == body
 
 
 def test_an_old_version_comes_back_under_a_new_number(endless: Served) -> None:

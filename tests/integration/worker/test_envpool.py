@@ -190,16 +190,6 @@ def test_pools_that_are_under_way_refuse_what_needs_a_standstill() -> None:
         make_collector(job_of("CartPole-v1", 4, batchSize=2, collection={"resetAtEachBatch": True}))
 
 
-def test_episodes_of_a_pool_are_whole_and_shared_out_beforehand() -> None:
-    with make_collector(job_of("CartPole-v1", 4)) as collector:
-        collector.collect(num_steps=10)
-        batch = collector.collect(num_episodes=10)
-    lengths = batch["collector", "mask"].sum(1)
-    assert batch["next", "done"].squeeze(-1).sum(1).tolist() == [1] * 10
-    assert batch["next", "reward"].sum((1, 2)).tolist() == lengths.tolist()
-    assert (batch["observation"][:, 0].abs() <= 0.05).all()
-
-
 CARTPOLE, PONG = (EnvPoolTask(task_id=task, kwargs={}) for task in ("CartPole-v1", "Pong-v5"))
 
 

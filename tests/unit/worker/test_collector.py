@@ -152,15 +152,6 @@ def test_batches_have_the_names_and_keys_of_torchrl() -> None:
     assert torch.equal(batch["extra", "twin"], batch["observation"][..., :2])
 
 
-def test_finished_episodes_are_told_with_their_returns() -> None:
-    collector = make_collector(num_envs=1, lengths=(2, 3))
-    block = Block(collector.layout(6))
-    episodes = collector.fill(block, 6).episodes
-    assert episodes.lengths == [2, 3]
-    assert episodes.returns == pytest.approx([1 + 2, 1.001 + 2.001 + 3.001])
-    assert collector.fill(block, 1).episodes.lengths == [2]
-
-
 class Narrow(CountingEnv):
     """Of whole numbers of 4 bytes, and one action a byte."""
 
@@ -241,15 +232,6 @@ def test_exactly_n_episodes_in_fixed_shares(
     expected = [float(s % 65521) for s, n in zip(SEEDS.env_seeds(3), shares, strict=True) for _ in range(n)]
     assert idents[:, 0].tolist() == expected
     assert len(set(batch["collector", "traj_ids"][:, 0].tolist())) == num_episodes
-
-
-def test_long_episodes_are_whole_and_what_follows_is_exact() -> None:
-    collector = make_collector(num_envs=2, lengths=150, resets=True)
-    batch = collector.collect(num_episodes=3)
-    assert batch["collector", "mask"].sum(1).tolist() == [150, 150, 150]
-    assert batch["next", "terminated"].sum() == 3
-    batch = collector.collect(num_steps=12)
-    assert (batch["observation"][:, 1:] == batch["next", "observation"][:, :-1]).all()
 
 
 def test_episodes_that_never_end_are_an_error() -> None:

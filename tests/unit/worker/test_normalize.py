@@ -99,24 +99,16 @@ def seeing_job() -> Any:
     return make_job(policy="seer", action="box", num_envs=2, lengths=4, collection=collection)
 
 
-def test_a_collector_alone_keeps_its_own_statistics() -> None:
-    with stand_alone(seeing_job()) as collector:
-        first = collector.collect(num_steps=8)
-        assert torch.equal(normalized(first, collector.statistics)["observation"], first["seen"])
-        collector.weights.offer({"policy": numbered(1)}, version=1)
-        second = collector.collect(num_steps=8)
-        assert torch.equal(normalized(second, collector.statistics)["observation"], second["seen"])
-        assert second["collector", "policy_version"].unique().tolist() == [1]
-        assert collector.statistics[1]["observation"]["count"] == 8
-        assert collector.statistics.current.count == 16
-
-
-def test_a_restored_collector_acts_with_its_statistics() -> None:
+def test_a_collector_alone_keeps_statistics_over_a_restore() -> None:
     job = seeing_job()
     with stand_alone(job) as first, stand_alone(job) as second, stand_alone(job) as third:
-        first.collect(num_steps=8)
-        first.weights.offer({"policy": numbered(1)}, version=1)
-        first.collect(num_steps=8)
+        for version in (0, 1):
+            if version:
+                first.weights.offer({"policy": numbered(1)}, version=1)
+            batch = first.collect(num_steps=8)
+            assert torch.equal(normalized(batch, first.statistics)["observation"], batch["seen"])
+            assert batch["collector", "policy_version"].unique().tolist() == [version]
+        assert (first.statistics[1]["observation"]["count"], first.statistics.current.count) == (8, 16)
         saved = first.state()
         expected = first.collect(num_steps=8)
         second.restore(saved)
