@@ -20,19 +20,7 @@ import torch
 from safetensors.torch import save
 
 import cormorant
-from cormorant.errors import (
-    BatchTimeout,
-    ControlTimeout,
-    FleetClosed,
-    FleetError,
-    LastWorker,
-    ManifestError,
-    NonfiniteWeights,
-    StaleWeights,
-    StateError,
-    WeightsError,
-    WeightsMismatch,
-)
+from cormorant import errors
 from cormorant.policies import mlp
 from cormorant.postproc import frames_of
 from cormorant_testing.collecting import make_job
@@ -152,7 +140,7 @@ def test_a_fleet_goes_on_from_a_file(tmp_path: Path) -> None:
     for batch, other in zip(rest, whole[queued:], strict=True):
         assert torch.equal(batch["observation"], other["observation"])
         assert torch.equal(batch["action"], other["action"])
-    with pytest.raises(StateError, match=r"cannot read the state in .*: No such file"):
+    with pytest.raises(errors.StateError, match=r"cannot read the state in .*: No such file"):
         cormorant.open_fleet(job, workers=1, resume=tmp_path / "nothing")
 
 
@@ -172,13 +160,13 @@ def test_no_other_process_reads_a_local_fleet(tmp_path: Path) -> None:
     with local(tmp_path) as fleet:
         shards = fleet.streaming_split(2)
         for thing in (fleet, shards[0]):
-            with pytest.raises(FleetError, match="belongs to the process that opened it"):
+            with pytest.raises(errors.FleetError, match="belongs to the process that opened it"):
                 pickle.dumps(thing)
         if not (child := os.fork()):
             refused = 0
             try:
                 for call in (fleet.next_batch, fleet.stats, lambda: next(shards[0].iter_batches())):
-                    with pytest.raises(FleetError, match="belongs to the process that opened it"):
+                    with pytest.raises(errors.FleetError, match="belongs to the process that opened it"):
                         call()
                     refused += 1
                 fleet.close()
@@ -202,12 +190,12 @@ def test_copies_of_two_threads_are_whole(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [local, over_rest])
 def test_a_state_file_that_cannot_be_used_is_said_in_a_sentence(place: Any, tmp_path: Path) -> None:
     with place(tmp_path) as fleet:
-        with pytest.raises(StateError, match=r"cannot write the state to .*/no/file: No such file"):
+        with pytest.raises(errors.StateError, match=r"cannot write the state to .*/no/file: No such file"):
             fleet.save(tmp_path / "no" / "file")
         for other in (tmp_path, tmp_path / "nothing", "nul\0"):
-            with pytest.raises(StateError, match="cannot read the state in"):
+            with pytest.raises(errors.StateError, match="cannot read the state in"):
                 fleet.restore(other)
-        with pytest.raises(StateError, match="a NoneType is not a state"):
+        with pytest.raises(errors.StateError, match="a NoneType is not a state"):
             fleet.restore(None)
         fleet.save(tmp_path / "state")
         assert not [*tmp_path.glob("*.part"), *tmp_path.glob(".state*")]
@@ -245,14 +233,14 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
         del cut[next(iter(cut))]
         bad = {name: torch.full_like(value, torch.nan) for name, value in bad.items()}
         (tmp_path / "pickle.pt").write_bytes(b"\x80\x02abcdefgh")
-        with pytest.raises(WeightsMismatch, match="do not fit the policy") as mismatch:
+        with pytest.raises(errors.WeightsMismatch, match="do not fit the policy") as mismatch:
             fleet.publish(cut)
         assert len(mismatch.value.differences["missing"]) == 1
-        with pytest.raises(WeightsMismatch, match="do not fit the policy"):
+        with pytest.raises(errors.WeightsMismatch, match="do not fit the policy"):
             fleet.publish({"nobody": policy})
-        with pytest.raises(NonfiniteWeights, match="NaN or infinite values"):
+        with pytest.raises(errors.NonfiniteWeights, match="NaN or infinite values"):
             fleet.publish(bad)
-        with pytest.raises(StaleWeights, match="version 2 is not newer than 3"):
+        with pytest.raises(errors.StaleWeights, match="version 2 is not newer than 3"):
             fleet.publish(policy, version=2)
         for weights, words in (
             (None, "a NoneType is not weights; pass a torch module"),
@@ -266,25 +254,25 @@ def test_every_fleet_refuses_in_the_same_words(place: Any, tmp_path: Path) -> No
             (b"", "the weights are not safetensors"),
             (tmp_path / "pickle.pt", r"the weights in .*pickle\.pt are a pickle"),
         ):
-            with pytest.raises(WeightsError, match=words):
+            with pytest.raises(errors.WeightsError, match=words):
                 fleet.publish(weights)
         for state in (tmp_path / "other", b"text"):
-            with pytest.raises(StateError):
+            with pytest.raises(errors.StateError):
                 fleet.restore(state)
         for seed in (-1, 1.5, "7"):
-            with pytest.raises(FleetError, match="seeds begin at 0"):
+            with pytest.raises(errors.FleetError, match="seeds begin at 0"):
                 fleet.seed(seed)  # type: ignore[arg-type]  # as a script may
         for number in (0, 1.5, "2"):
-            with pytest.raises(FleetError, match="n is "):
+            with pytest.raises(errors.FleetError, match="n is "):
                 fleet.streaming_split(number)  # type: ignore[arg-type]  # as a script may
         for version in (4.5, "4"):
-            with pytest.raises(WeightsError, match="version is "):
+            with pytest.raises(errors.WeightsError, match="version is "):
                 fleet.publish(policy, version=version)  # type: ignore[arg-type]  # as a script may
         assert fleet.version == 3
-        with fleet.pause(), pytest.raises(BatchTimeout, match=r"no batch came .*within 0\.2 s"):
+        with fleet.pause(), pytest.raises(errors.BatchTimeout, match=r"no batch came .*within 0\.2 s"):
             sum(batch.numel() for batch in iter(lambda: fleet.next_batch(timeout=0.2), None))
     for call in (fleet.next_batch, fleet.state, lambda: fleet.publish(policy), lambda: next(fleet.batches())):
-        with pytest.raises(FleetClosed, match=" closed"):
+        with pytest.raises(errors.FleetClosed, match=" closed"):
             call()
 
 
@@ -294,14 +282,14 @@ def test_every_fleet_says_that_a_worker_does_not_pause(tmp_path: Path) -> None:
         job, workers=1, options=cormorant.FleetOptions(control_timeout_s=0.1, drain_timeout_s=0.1)
     ) as fleet:
         until(lambda: [worker.phase for worker in fleet.workers()] == ["stepping"])
-        with pytest.raises(ControlTimeout, match=r"cpu-0 did not pause within 0 s"):
+        with pytest.raises(errors.ControlTimeout, match=r"cpu-0 did not pause within 0 s"):
             fleet.pause()
     with (
         serve(job, directory=tmp_path) as served,
         cormorant.connect(served.server.url, token=served.writer.token) as far,
     ):
         until(lambda: [worker.phase for worker in far.workers().workers] == ["stepping"])
-        with pytest.raises(ControlTimeout, match=r"still draining after 0\.1 s; .* holds its pause for 60 s"):
+        with pytest.raises(errors.ControlTimeout, match=r"still draining after 0\.1 s; .* holds its pause for 60 s"):
             far.pause(wait=0.1)
 
 
@@ -320,12 +308,12 @@ def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> No
 
 def test_arguments_that_cannot_be_are_refused() -> None:
     options = cormorant.FleetOptions(workers=3)
-    with pytest.raises(ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
+    with pytest.raises(errors.ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
         cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
-    with pytest.raises(ManifestError, match="workers=2 cannot be combined with options, which has 3"):
+    with pytest.raises(errors.ManifestError, match="workers=2 cannot be combined with options, which has 3"):
         cormorant.open_fleet(CARTPOLE, workers=2, options=options)
     for workers in (0, -1, "2"):
-        with pytest.raises(LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
+        with pytest.raises(errors.LastWorker, match=f"workers is {workers!r}; give a number from 1 on"):
             cormorant.open_fleet(CARTPOLE, workers=workers)  # type: ignore[arg-type]  # as a script may
 
 

@@ -68,15 +68,15 @@ class HttpThread:
         raise NotImplementedError
 
 
-def write_kubeconfig(path: Path, url: str, token: str = "") -> Path:
-    """Write a kubeconfig for a server; without a token, one that asks for no credentials."""
+def write_kubeconfig(path: Path, url: str, token: str = "", namespace: str = "default") -> Path:
+    """Write a kubeconfig whose context `here` is of a server; without a token, one that asks for no credentials."""
     document = {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{"name": "c", "cluster": {"server": url}}],
         "users": [{"name": "u", "user": {"token": token} if token else {}}],
-        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        "current-context": "x",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": namespace}}],
+        "current-context": "here",
     }
     path.write_text(json.dumps(document))
     return path

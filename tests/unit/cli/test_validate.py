@@ -276,17 +276,11 @@ TOKENS = st.sampled_from(
 )
 
 
-@settings(max_examples=200)
-@given(st.text(max_size=200) | st.lists(TOKENS, max_size=30).map("".join))
-def test_any_text(text: str) -> None:
-    with suppress(ManifestError):
-        parse_jobs(text, "job.yaml")
-
-
-@settings(max_examples=200)
-@given(st.sampled_from(TEXTS), st.data())
-def test_manifest_with_random_edits_is_handled(text: str, data: st.DataObject) -> None:
+@settings(max_examples=400)
+@given(st.just("") | st.sampled_from(TEXTS), st.data())
+def test_any_text_and_manifests_with_random_edits_are_handled(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 12)))
+    edit = st.text(max_size=4) | TOKENS if text else st.text(max_size=200) | st.lists(TOKENS, max_size=30).map("".join)
     with suppress(ManifestError):
-        parse_jobs(text[:start] + data.draw(TOKENS | st.text(max_size=4)) + text[end:], "job.yaml")
+        parse_jobs(text[:start] + data.draw(edit) + text[end:], "job.yaml")

@@ -17,31 +17,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_client import (
-    AsyncClient,
-    BadAddress,
-    Client,
-    ClientError,
-    Conflict,
-    CormorantError,
-    Forbidden,
-    HeadError,
-    HeadFailed,
-    HeadUnreachable,
-    NotFinite,
-    NotFound,
-    NotNow,
-    Refused,
-    StateMismatch,
-    StreamEnded,
-    TensorMismatch,
-    Unauthenticated,
-    UpdateFailed,
-    VersionTaken,
-    connect,
-)
+from cormorant_client import AsyncClient, Client, connect, errors
 from cormorant_client.aio import AsyncBatches
-from cormorant_client.errors import error_for
 from cormorant_client.head import HeadConnection, parse_events
 from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
@@ -65,41 +42,41 @@ def models(version: int) -> Say:
 @pytest.mark.parametrize(
     ("status", "kind", "expected"),
     [
-        (401, "unauthenticated", Unauthenticated),
-        (403, "forbidden", Forbidden),
-        (404, "unknown-model", NotFound),
-        (410, "version-expired", NotFound),
-        (410, "stream-ended", StreamEnded),
-        (409, "version-conflict", VersionTaken),
-        (409, "not-paused", Conflict),
-        (412, "precondition-failed", Conflict),
-        (422, "tensor-mismatch", TensorMismatch),
-        (422, "not-finite", NotFinite),
-        (422, "state-mismatch", StateMismatch),
-        (415, "unsafe-format", Refused),
-        (429, "busy", NotNow),
-        (503, "no-workers", NotNow),
-        (503, "fleet-failed", HeadFailed),
-        (500, "internal", HeadFailed),
-        (503, "store-failed", HeadFailed),
+        (401, "unauthenticated", errors.Unauthenticated),
+        (403, "forbidden", errors.Forbidden),
+        (404, "unknown-model", errors.NotFound),
+        (410, "version-expired", errors.NotFound),
+        (410, "stream-ended", errors.StreamEnded),
+        (409, "version-conflict", errors.VersionTaken),
+        (409, "not-paused", errors.Conflict),
+        (412, "precondition-failed", errors.Conflict),
+        (422, "tensor-mismatch", errors.TensorMismatch),
+        (422, "not-finite", errors.NotFinite),
+        (422, "state-mismatch", errors.StateMismatch),
+        (415, "unsafe-format", errors.Refused),
+        (429, "busy", errors.NotNow),
+        (503, "no-workers", errors.NotNow),
+        (503, "fleet-failed", errors.HeadFailed),
+        (500, "internal", errors.HeadFailed),
+        (503, "store-failed", errors.HeadFailed),
     ],
 )
-def test_problems_become_typed_errors(status: int, kind: str, expected: type[HeadError]) -> None:
-    error = error_for(status, problem(status, kind, detail="because").body, where="GET x")
+def test_problems_become_typed_errors(status: int, kind: str, expected: type[errors.HeadError]) -> None:
+    error = errors.error_for(status, problem(status, kind, detail="because").body, where="GET x")
     assert type(error) is expected
     assert (str(error), error.kind, error.status) == ("because", kind, status)
 
 
 def test_a_tensor_mismatch_names_the_tensors() -> None:
     body = problem(422, "tensor-mismatch", detail="2 differ", missing={"count": 5, "names": ["a", "b", "c", "d"]}).body
-    assert str(error_for(422, body, where="PUT x")) == "2 differ (missing: a, b, c ...)"
+    assert str(errors.error_for(422, body, where="PUT x")) == "2 differ (missing: a, b, c ...)"
 
 
 def test_an_answer_of_something_else_is_quoted() -> None:
     with (
         ScriptedHead(in_turn(Say(404, b"<html>nginx</html>"))) as head,
         connect(head.url) as client,
-        pytest.raises(NotFound, match="which is not the answer of a Cormorant head: <html>nginx</html>"),
+        pytest.raises(errors.NotFound, match="which is not the answer of a Cormorant head: <html>nginx</html>"),
     ):
         client.status()
 
@@ -108,13 +85,13 @@ def test_urls_are_read_or_refused() -> None:
     assert str(parse_address("http://[::1]:8000")) == "http://[::1]:8000"
     assert str(parse_address("https://h/team/v1/")) == "https://h:443/team"
     for url in ("", "foo", "ftp://x", "http://", "http://x:99999"):
-        with pytest.raises(BadAddress):
+        with pytest.raises(errors.BadAddress):
             connect(url)
 
 
 @pytest.mark.parametrize("url", ["u:secret@x", "user@x", ":secret@x", "x/?token=secret", "x/#secret"])
 def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
-    with pytest.raises(BadAddress, match="has only scheme, host and port; pass the token as") as refused:
+    with pytest.raises(errors.BadAddress, match="has only scheme, host and port; pass the token as") as refused:
         parse_address(f"http://{url}")
     assert "secret" not in str(refused.value)
 
@@ -130,13 +107,13 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused_at_once(ask: Callable[[Client], object], sentence: str) -> None:
-    with connect("http://127.0.0.1:9", reconnect_s=0) as client, pytest.raises(CormorantError, match=sentence):
+    with connect("http://127.0.0.1:9", reconnect_s=0) as client, pytest.raises(errors.CormorantError, match=sentence):
         ask(client)
 
 
 def test_a_rollback_is_not_repeated() -> None:
     with ScriptedHead(in_turn(Say(breaks=True), update(9))) as head, connect(head.url) as client:
-        with pytest.raises(HeadUnreachable):
+        with pytest.raises(errors.HeadUnreachable):
             client.rollback(3)
         assert len(head.heard) == 1
 
@@ -153,7 +130,7 @@ def test_a_head_that_is_not_ready_or_drains_is_asked_again(kind: str) -> None:
     with ScriptedHead(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
         assert client.models().version == 2
     with ScriptedHead(in_turn(busy)) as head, connect(head.url, reconnect_s=1.0) as client:
-        with pytest.raises(NotNow, match="wait"):
+        with pytest.raises(errors.NotNow, match="wait"):
             client.models()
         assert len(head.heard) > 1
 
@@ -163,7 +140,7 @@ def test_a_head_that_answered_once_is_waited_for_much_longer(monkeypatch: pytest
     monkeypatch.setattr("cormorant_client.head._STRANGER_S", 0.0)
     answers = in_turn(Say(breaks=True), models(1), Say(breaks=True), models(2))
     with ScriptedHead(answers) as head, connect(head.url) as client:
-        with pytest.raises(HeadUnreachable):
+        with pytest.raises(errors.HeadUnreachable):
             client.models()
         assert [client.models().version for _ in range(2)] == [1, 2]
 
@@ -177,7 +154,10 @@ def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture, monkeypa
     # With any jitter, one try falls between 0.5 and 3 s. Between 2 and 3 s there may be none.
     monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.5)
     url = f"http://127.0.0.1:{unused_port()}"
-    with connect(url, reconnect_s=3) as client, pytest.raises(HeadUnreachable, match=r"no head answers at .* for \d s"):
+    with (
+        connect(url, reconnect_s=3) as client,
+        pytest.raises(errors.HeadUnreachable, match=r"no head answers at .* for \d s"),
+    ):
         client.status()
     (line,) = said_by_the_client(caplog)  # one, however often it is tried
     assert line.startswith(f"waiting for the head at {url}, ")
@@ -189,7 +169,7 @@ def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytes
     with (
         socket.create_server(("127.0.0.1", 0)) as frozen,
         connect(f"http://127.0.0.1:{frozen.getsockname()[1]}", timeout_s=2.2, reconnect_s=0.5) as client,
-        pytest.raises(HeadUnreachable, match=r"no head answers at .* for [2-9] s \(.*: no answer in time\)"),
+        pytest.raises(errors.HeadUnreachable, match=r"no head answers at .* for [2-9] s \(.*: no answer in time\)"),
     ):
         client.status()
     assert said_by_the_client(caplog) == [], "nothing is waited for any more"
@@ -220,7 +200,7 @@ def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
 def test_old_weights_are_not_resent_as_the_newest() -> None:
     taken = problem(409, "version-conflict", detail="taken", current_version=11)
     with ScriptedHead(publishing(Say(breaks=True), taken, update(12))) as head, connect(head.url) as client:
-        with pytest.raises(Conflict, match="whether version 7 acted is unknown"):
+        with pytest.raises(errors.Conflict, match="whether version 7 acted is unknown"):
             client.publish({"w": np.zeros(1)})
         assert len([heard for heard in head.heard if heard.method == "PUT"]) == 2
         assert client.publish({"w": np.ones(1)}).version == 12
@@ -230,7 +210,7 @@ def test_old_weights_are_not_resent_as_the_newest() -> None:
 def test_weights_that_nobody_took_are_an_error() -> None:
     late = problem(504, "apply-timeout", detail="0 of 2 workers")
     with ScriptedHead(publishing(late)) as head, connect(head.url) as client:
-        with pytest.raises(UpdateFailed, match="0 of 2 workers"):
+        with pytest.raises(errors.UpdateFailed, match="0 of 2 workers"):
             client.publish({"w": np.zeros(1)}, wait=0.1)
         assert head.heard[-1].headers["prefer"] == "wait=0.1"
 
@@ -241,7 +221,7 @@ def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
         ScriptedHead(publishing(refused)) as head,
         connect(head.url, token="x", reconnect_s=0) as client,
         # Whether the answer or the reset comes first is up to the kernel: both are errors, at once.
-        pytest.raises((Unauthenticated, HeadUnreachable)),
+        pytest.raises((errors.Unauthenticated, errors.HeadUnreachable)),
     ):
         client.publish({"w": np.zeros(4_000_000)})
     assert head.heard[-1].headers["authorization"] == "Bearer x"
@@ -283,7 +263,7 @@ def test_a_waiting_iteration_ends_with_its_client_or_by_itself(ends: str) -> Non
         if ends == "iteration":
             assert next(batches, None) is None
         else:
-            with pytest.raises(HeadUnreachable):
+            with pytest.raises(errors.HeadUnreachable):
                 next(batches)
         hold.set()
         batches.close()
@@ -295,7 +275,7 @@ def test_a_tls_handshake_without_an_answer_ends_in_time() -> None:
         ours,
         theirs,
         connect("https://127.0.0.1:1", dial=lambda *_: ours.dup(), timeout_s=0.2, reconnect_s=0) as client,
-        pytest.raises(HeadUnreachable, match="no answer in time"),
+        pytest.raises(errors.HeadUnreachable, match="no answer in time"),
     ):
         client.status()
 
@@ -316,7 +296,7 @@ def test_token_is_not_in_the_repr_of_a_connection() -> None:
 def test_the_iteration_ends_when_the_head_stays_away() -> None:
     with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.deliveries() as batches:
         for _ in range(2):
-            with pytest.raises(HeadUnreachable):
+            with pytest.raises(errors.HeadUnreachable):
                 next(batches)
 
 
@@ -384,7 +364,7 @@ def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
 
     numbers = Numbers()
     numbers.may_come.set()
-    with pytest.raises(ClientError, match="two tasks share one iterator"):
+    with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
         asyncio.run(run())
 
 
@@ -404,7 +384,7 @@ def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hea
         client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
         batches: Any = SimpleNamespace(__exit__=lambda *_: may_end.wait(30))
         client._stream = AsyncBatches(batches, client._call)
-        with pytest.raises(CormorantError, match="n is 0"):
+        with pytest.raises(errors.CormorantError, match="n is 0"):
             client.streaming_split(0)
         assert client._stream is not None, "nothing was ended for what was refused"
         client.streaming_split(1)
