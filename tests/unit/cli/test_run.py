@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rich.console import Console
 
 from cormorant_cli import __main__ as entry
@@ -28,6 +29,7 @@ from cormorant_cli.progress import (
 from cormorant_testing.stats import make_stats
 from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.slot import WorkerStats
+from manifest_making import manifest
 
 PLAN = RunPlan(
     job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, replicas=2, total_frames=200_000, dataset="data/pong"
@@ -247,16 +249,7 @@ def test_summary(changed: dict[str, Any], lines: list[str]) -> None:
     assert summary_lines(replace(SUMMARY, **changed)) == lines
 
 
-JOB = """
-apiVersion: cormorant.dev/v1alpha1
-kind: CollectorJob
-metadata: {name: NAME}
-spec:
-  env: {envpool: {taskId: CartPole-v1, numEnvs: 4}}
-  policy: {random: {}}
-  collection: {framesPerBatch: 64}
-"""
-TWO = JOB.replace("NAME", "one") + "---\n" + JOB.replace("NAME", "two")
+TWO = [manifest("one"), manifest("two")]
 
 
 @pytest.fixture(autouse=True)
@@ -265,18 +258,18 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "arguments", "sentence"),
+    ("documents", "arguments", "sentence"),
     [
-        (JOB.replace("numEnvs: 4", "numEnvs: 0"), [], "spec.env.envpool.numEnvs: 0 is less than 1"),
+        ([manifest(env__envpool__numEnvs=0)], [], "spec.env.envpool.numEnvs: 0 is less than 1"),
         (TWO, [], "contains 2 CollectorJobs; choose one with --name one or --name two"),
         (TWO, ["--name", "three"], 'contains 0 CollectorJobs named "three"; its jobs are one, two'),
     ],
 )
 def test_bad_manifests_end_with_two_and_a_sentence(
-    text: str, arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    documents: list[Any], arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "job.yaml"
-    path.write_text(text)
+    path.write_text(yaml.safe_dump_all(documents))
     assert entry.run(["run", str(path), *arguments]) == 2
     said = capsys.readouterr()
     assert sentence in said.err
