@@ -279,11 +279,11 @@ def test_body_without_length_or_type_is_refused_unread(endless: Served) -> None:
     assert b" 100 " in raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
 
 
-def raw_request(api: Api, line: str, *headers: str, body: bytes = b"") -> bytes:
+def raw_request(api: Api, line: str, *headers: str) -> bytes:
     """Send a request by hand; the first bytes of the answer."""
     with socket.create_connection(("127.0.0.1", api.port), timeout=30) as connection:
         lines = [line, "Host: x", f"Authorization: Bearer {api.token}", *headers, "", ""]
-        connection.sendall("\r\n".join(lines).encode() + body)
+        connection.sendall("\r\n".join(lines).encode())
         return connection.recv(65536)
 
 

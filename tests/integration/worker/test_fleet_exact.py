@@ -337,8 +337,8 @@ def test_drained_fleet_whose_workers_stay_is_saved_while_a_batch_is_out() -> Non
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 
 
-def kill_server(fleet: WorkerFleet, index: int = 0, *, sent: signal.Signals = signal.SIGKILL) -> int:
-    pid = next(worker.pid for worker in fleet.stats().workers if worker.name == f"act-{index}")
+def kill_server(fleet: WorkerFleet, *, sent: signal.Signals) -> int:
+    pid = next(worker.pid for worker in fleet.stats().workers if worker.name == "act-0")
     os.kill(pid, sent)
     return pid
 

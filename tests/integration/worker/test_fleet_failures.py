@@ -20,16 +20,15 @@ from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.worker.runtime import describe_failure
 
 
-def stop(fleet: WorkerFleet, number: int = 0) -> int:
-    """Freeze a worker's process. Returns its id."""
-    pid = collecting(fleet)[number].pid
+def stop(fleet: WorkerFleet) -> int:
+    """Freeze the first worker's process. Returns its id."""
+    pid = collecting(fleet)[0].pid
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
-def is_replaced(fleet: WorkerFleet, number: int = 0) -> bool:
-    workers = collecting(fleet)
-    return len(workers) > number and workers[number].attempt == 1
+def is_replaced(fleet: WorkerFleet) -> bool:
+    return [worker.attempt for worker in collecting(fleet)][:1] == [1]
 
 
 @on_both_engines_slowly

@@ -59,8 +59,8 @@ def idents(batch: TensorDict) -> set[int]:
     return set(batch["observation"][..., 0].long().unique().tolist())
 
 
-def idents_of(path: WorkerPlace, num_envs: int = 2) -> set[int]:
-    return {seed % IDENT_MODULUS for seed in path.env_seeds(num_envs)}
+def idents_of(path: WorkerPlace) -> set[int]:
+    return {seed % IDENT_MODULUS for seed in path.env_seeds(2)}
 
 
 # Not behind a server, where a policy draws for whatever rows have come.

@@ -187,13 +187,7 @@ def test_the_newest_frame_comes_out_as_it_is(shape: tuple[int, ...], newest: obj
         assert np.array_equal(np.asarray(image), frame)
 
 
-def test_the_largest_picture_is_taken() -> None:
-    leaves = (leaf(4), leaf(8, 8), leaf(64, 64, 3), leaf(500, 500, dtype=np.float32))
-    assert find_picture(leaves) == 2
-
-
-@pytest.mark.parametrize(
-    "other", [leaf(), leaf(4), leaf(4, dtype=np.float32), leaf(84, 84, dtype=np.float32), leaf(2, 2), leaf(4, 3, 90)]
-)
-def test_what_has_not_two_sides_of_bytes_is_no_picture(other: Leaf) -> None:
-    assert find_picture((other,)) is None
+def test_the_largest_picture_is_taken_which_has_two_sides_of_bytes() -> None:
+    others = (leaf(), leaf(4), leaf(4, dtype=np.float32), leaf(500, 500, dtype=np.float32), leaf(2, 2), leaf(4, 3, 90))
+    assert [find_picture((other,)) for other in others] == [None] * 6
+    assert find_picture((*others, leaf(8, 8), leaf(64, 64, 3))) == 7

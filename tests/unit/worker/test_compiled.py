@@ -33,15 +33,15 @@ def actor_of(policy: Any, action: Any = ACTIONS["discrete"]) -> PolicyActor:
     return PolicyActor(wrap_policy(policy, "test"), BOX, action, device=CPU)
 
 
-def tried(actor: PolicyActor, *, mode: Any = "auto", exploration: str = "random", space: spaces.Box = BOX) -> str:
+def tried(actor: PolicyActor, *, exploration: str = "random", space: spaces.Box = BOX) -> str:
     """What is said of the trial."""
-    return compile_actor(actor, space, mode=mode, num_rows=4, exploration=ExplorationType(exploration))
+    return compile_actor(actor, space, mode="auto", num_rows=4, exploration=ExplorationType(exploration))
 
 
-def acts(actor: PolicyActor, obs: tuple[np.ndarray, ...], *, seed: int = 11) -> list[np.ndarray]:
+def acts(actor: PolicyActor, obs: tuple[np.ndarray, ...]) -> list[np.ndarray]:
     n = len(obs[0])
     states = tuple(np.repeat(value, n, axis=0) for value in actor.initial_states)
-    torch.manual_seed(seed)
+    torch.manual_seed(11)
     with torch.inference_mode(), exploring(ExplorationType.RANDOM):
         acted = actor.act(obs, states, np.zeros(n, np.bool_))
     return [a.copy() for arrays in acted[:3] for a in arrays]

@@ -14,10 +14,9 @@ from cormorant_worker.errors import EnvError
 BOX, TWO = gymnasium.spaces.Box(-5, 5, (4,)), gymnasium.spaces.Discrete(2)
 
 
-def pool(num_envs: int, batch_size: int = 0, *, task: str = "CartPole-v1", **options: object) -> object:
-    return envpool.make(
-        task, "gymnasium", num_envs=num_envs, batch_size=batch_size or num_envs, num_threads=2, seed=3, **options
-    )
+def pool(num_envs: int, batch_size: int = 0) -> object:
+    sizes = {"num_envs": num_envs, "batch_size": batch_size or num_envs}
+    return envpool.make("CartPole-v1", "gymnasium", **sizes, num_threads=2, seed=3)
 
 
 def check(batch: object) -> None:
