@@ -95,6 +95,15 @@ def test_restore_in_place_keeps_open_trajectories() -> None:
         assert_equal(batches(target, [20]), batches(first, [20]))
 
 
+def test_restored_trajectories_past_a_lower_limit_end_with_their_next_frame() -> None:
+    first, second = make_collector(lengths=50), make_collector(lengths=50, max_frames=3)
+    first.collect(num_steps=15)
+    second.restore(first.state())
+    one, other = (second.collect(num_steps=num_steps) for num_steps in (1, 12))
+    truncated = [batch["next", "truncated"].squeeze(-1).int().tolist() for batch in (one, other)]
+    assert truncated == [[[1], [0], [0]], [[0, 0, 1, 0], [1, 0, 0, 1], [1, 0, 0, 1]]]
+
+
 def test_saving_changes_nothing_of_what_is_exact() -> None:
     collector, checker = make_collector(policy="counter", lengths=(2, 5)), make_checker(lengths=(2, 5))
     for size in (7, 12, 3, 9):

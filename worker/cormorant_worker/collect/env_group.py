@@ -274,7 +274,8 @@ class LockstepEnvGroup(EnvGroup):
         self.quota[:] = quota
         self._row, self._even_rows, self._uneven = 0, int(quota.min()), None
         if self._max_frames:
-            self._limits[:] = self._max_frames - self._trajectories.lengths[self.columns]
+            left = self._max_frames - self._trajectories.lengths[self.columns]
+            self._limits[:] = np.maximum(left, 1)  # a restored one may be longer already: it ends with its next frame
         self._is_filling = True
 
     @property
