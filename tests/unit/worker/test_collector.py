@@ -2,6 +2,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -196,6 +197,23 @@ def test_a_policy_that_raises_says_so_with_its_own_words() -> None:
     collector = make_collector(policy="raising_at", policy_kwargs={"step": 3}, lengths=9)
     with pytest.raises((PolicyError, RuntimeError), match="cannot bear step 3"):
         collector.collect(num_steps=30)
+
+
+@pytest.mark.parametrize("seed", SEEDS.env_seeds(4)[::3])
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_step_left_under_way_by_a_batch_that_raised_is_not_of_the_next(
+    seed: int, is_restored: bool, tmp_path: Path
+) -> None:
+    nan = {"how": "nan", "step": 4, "seeds": [seed], "flag": str(tmp_path / "once")}
+    options: dict[str, Any] = {"num_envs": 4, "env_groups": 2, "lengths": 9}
+    collector, checker = make_collector(failures=[nan], **options), make_checker(gaps=True, **options)
+    saved = collector.state()
+    with pytest.raises(EnvError, match="returned NaN"):
+        collector.collect(num_steps=40)
+    if is_restored:
+        collector.restore(saved)
+    checker.take(batch := collector.collect(num_steps=40))
+    assert not batch["observation"][:, 0, 2].any()
 
 
 def test_environments_of_other_spaces_do_not_mix() -> None:

@@ -10,6 +10,7 @@ restarted environment lags by one row; the last row of a short batch does not co
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic_ns
 from typing import Any
 
@@ -20,6 +21,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.timing import Laps
 from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
+from cormorant_worker.errors import EnvError
 from cormorant_worker.inference.remote_actor import Asked, RemoteActor
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
@@ -65,6 +67,8 @@ class EnvGroup(ABC):
         """Rows at the server: those of `_acting`."""
         self._acting: tuple[slice | Array, At, At] = EVERY_ROW, 0, 0
         """Columns that act, where their frames are written, and where what follows them is."""
+        self._is_under_way = False
+        """Actions were sent, and nothing was received since."""
         self._limits: Array = np.zeros(env.num_envs, dtype=np.int64)
         """[n] rows of the block at which the trajectories have their `max_frames`."""
         self._ids = trajectories.ids[columns]
@@ -191,6 +195,7 @@ class EnvGroup(ABC):
         columns, at, after = self._acting
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
+        self._is_under_way = True
         put(self._acted, at, acted.actions + acted.outputs)
         self._traj_ids[at] = self._ids[columns]
         self._version[at] = version if acted.versions is None else acted.versions
@@ -208,6 +213,7 @@ class EnvGroup(ABC):
             if self.laps is not None:
                 self.laps.inference_ns += monotonic_ns() - began
             self._send(acted, version)
+        self._is_under_way = False
         began = monotonic_ns()
         step = self.env.recv()
         if self.laps is not None:
@@ -247,9 +253,16 @@ class LockstepEnvGroup(EnvGroup):
         """The block, and not `obs`, has what comes next."""
 
     def restart(self) -> None:
+        self._settle()
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
         self._trajectories.open(self.columns)
         self._reset_states()
+
+    def _settle(self) -> None:
+        """Take the step that a batch left under way which raised in another group's turn."""
+        if self._is_under_way:
+            with suppress(EnvError):
+                self._receive()
 
     def _reset_states(self) -> None:
         n = self.env.num_envs
@@ -314,6 +327,7 @@ class LockstepEnvGroup(EnvGroup):
         return arrays | {f"state.{i}": value for i, value in enumerate(self.states)}
 
     def restore(self, state: dict[str, Array]) -> None:
+        self._settle()
         self.env.restore(state["env"].tobytes())
         if self.env.illegal is not None:
             self.env.illegal[:] = state.get("illegal", False)
