@@ -10,7 +10,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from cormorant_worker.spaces import Array, Leaf, OneHot, Space, leaf_spaces, leaves, unflattener
+from cormorant_worker.spaces import Array, Leaf, OneHot, Rooted, Space, leaf_spaces, leaves, unflattener
 
 ACTION_MASK = "action_mask"
 _LONGEST_IN_INFO = 1 << 14
@@ -90,6 +90,12 @@ def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[A
 
 def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int) -> Any:
     """Draw an action that the mask in the info or observation of a reset allows; any action if there is no mask."""
+    if isinstance(action, Rooted):  # each group of agents has its masks beside its observation
+        masks = {name: {ACTION_MASK: tuple(obs[name][ACTION_MASK])} for name in action}
+        return {
+            name: {"action": legal_action(group["action"], masks[name], {}, seed=seed)}  # type: ignore[index]  # Dict
+            for name, group in action.items()
+        }
     length = mask_length(action)
     mask = info_mask(info, length)
     if mask is None:

@@ -19,14 +19,14 @@ from cormorant_postproc import frames_of
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.masks import Masked, MaskedAtTimes
-from cormorant_worker.action_mask import ObservedActionMask
+from cormorant_worker.action_mask import ObservedActionMask, legal_action
 from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of
 from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
 from cormorant_worker.policy.networks import make_head
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import leaves
+from cormorant_worker.spaces import Rooted, leaves
 
 NUM_SAMPLES = 20_000
 
@@ -396,6 +396,15 @@ def test_random_frames_and_probes_take_legal_actions_only(*, warmup: bool, vecto
     assert set(torch.cat([part["action"] for part in frames]).tolist()) == {10, 11, 12, 13, 14}
     for part in frames:
         assert torch.equal(part["next", "info", "chosen"], part["action"])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_agents_are_probed_with_legal_actions(seed: int) -> None:
+    acts = {"red": spaces.MultiDiscrete([3, 3]), "blue": spaces.Box(-1, 1, (1, 2))}
+    obs = {"red": {"action_mask": [np.array([0, 0, 1]), np.array([1, 0, 0])]}, "blue": {"action_mask": []}}
+    action = legal_action(Rooted({g: spaces.Dict({"action": a}) for g, a in acts.items()}), obs, {}, seed=seed)
+    assert action["red"]["action"].tolist() == [2, 0]
+    assert action["blue"]["action"] in acts["blue"]
 
 
 def test_a_mask_in_info_reaches_the_observation() -> None:
