@@ -252,10 +252,12 @@ def test_exactly_n_episodes_in_fixed_shares(
     assert len(set(batch["collector", "traj_ids"][:, 0].tolist())) == num_episodes
 
 
-def test_episodes_that_never_end_are_an_error() -> None:
-    collector = make_collector(num_envs=2, lengths=10**9)
-    with pytest.raises(EnvError, match=r"environment 0 has ended 0 of 2 episodes in 100 frames; set spec.env.max"):
-        collector.collect(num_episodes=3, max_frames_per_env=100)
+@pytest.mark.parametrize(("length", "ended", "frames"), [(10**9, 0, 100), (5, 1, 9)])
+def test_episodes_that_end_too_late_are_an_error(length: int, ended: int, frames: int) -> None:
+    collector = make_collector(num_envs=2, lengths=length)
+    sentence = rf"environment 0 has ended {ended} of 2 episodes in {frames} frames; set .*, or .* max_frames_per_env"
+    with pytest.raises(EnvError, match=sentence):
+        collector.collect(num_episodes=3, max_frames_per_env=frames)
 
 
 # At step 65 it comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.

@@ -369,20 +369,19 @@ class Collector:
 
         block = Block(self.layout(_EPISODE_ROWS))
         while (left > 0).any():
-            if frames.max() >= max_frames:
-                late = int(np.flatnonzero(left > 0)[0])
+            for late in np.flatnonzero((left > 0) & (frames >= max_frames)):
                 raise EnvError(
                     f"environment {late} has ended {share[late] - left[late]} of {share[late]} episodes in "
-                    f"{max_frames:,} frames; set spec.env.maxEpisodeSteps, or allow more with max_frames"
+                    f"{max_frames:,} frames; set spec.env.maxEpisodeSteps, or allow more with max_frames_per_env"
                 )
-            quota = np.where(left > 0, _EPISODE_ROWS, 0)
+            quota = np.where(left > 0, np.minimum(_EPISODE_ROWS, max_frames - frames), 0)
             missing[:], before[:] = left, ids
             for env_group in self.env_groups:
                 # Episodes of asynchronous environments may have ended ahead of what was handed over.
                 for column, length in env_group.ends_ahead():
                     missing[at := env_group.columns.start + column] -= 1
                     if missing[at] == 0:
-                        quota[at] = min(_EPISODE_ROWS, length)
+                        quota[at] = min(quota[at], length)
             self.on_landed.append(stop_ended)
             try:
                 self.fill_columns(block, quota)
