@@ -33,6 +33,7 @@ from cormorant_cli.errors import (
 )
 from cormorant_cli.printing import with_options
 from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
+from cormorant_contract.errors import StateError
 
 if TYPE_CHECKING:
     from cormorant_client import Client, ConnectOptions
@@ -184,7 +185,7 @@ def client_errors(hint: str = "") -> Iterator[None]:
         raise NotReady(str(error)) from error
     except HeadUnreachable as error:
         raise HeadAway(str(error)) from error
-    except FleetError as error:
+    except (FleetError, StateError) as error:
         raise CommandFailed(str(error)) from error
     except WeightsError as error:
         raise BadInput(str(error)) from error

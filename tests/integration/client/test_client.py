@@ -356,6 +356,9 @@ def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None
     assert saved == {"file": str(tmp_path / "s"), "bytes": (tmp_path / "s").stat().st_size}
     assert document_in(command("state", "load", tmp_path / "s", "--json")[1]) == saved
     assert command("state", "load", tmp_path / "nothing")[0] == 2
+    (tmp_path / "text").write_text("no saved state at all")
+    code, _, err = command("state", "load", tmp_path / "text", "--json")
+    assert (code, "is not safetensors" in document_in(err)["error"]) == (1, True)
     lines = command("status", "--workers")[1].splitlines()
     assert (lines[0], lines[-1].split()[0]) == ("counting: Running", "cpu-0")
     found = document_in(command("status", "--workers", "--json")[1])
