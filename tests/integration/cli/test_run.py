@@ -250,6 +250,8 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
         assert sentence in capsys.readouterr().err
     assert entry.run(["evaluate", job, "--episodes", "2", "--weights", str(tmp_path / "none.safetensors")]) == 1
     assert "there is no such file; correct its path" in capsys.readouterr().err
+    assert entry.run(["evaluate", job, "--episodes", "2", "--weights", job]) == 1
+    assert f"the weights in {job} are not safetensors" in capsys.readouterr().err.splitlines()[-1]
 
 
 # -- a Ray cluster of its own, or one that is not there --------------------------------------------------------

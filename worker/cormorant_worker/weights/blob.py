@@ -123,12 +123,12 @@ class WeightsBlob:
 
 
 def read_weights(
-    data: memoryview, *, default_model: str = MAIN_MODEL, models: Iterable[str] = ()
+    data: memoryview, *, default_model: str = MAIN_MODEL, models: Iterable[str] = (), where: str = ""
 ) -> dict[str, dict[str, torch.Tensor]]:
     """Views of a file's tensors, by model and name, of some models (none: all); they keep its memory alive. Tensors
-    without a model's name are the default model's. Raises MalformedWeights.
+    without a model's name are the default model's. Raises MalformedWeights, with `where` in the message.
     """
-    file = read_header(data)
+    file = read_header(data, where)
     tensors = by_model(file.tensors, default_model)
     wanted = tuple(models) or tuple(tensors)
     return _views(data, file.data_start, {model: tensors[model] for model in wanted})
@@ -157,7 +157,7 @@ def in_models(weights: Publishable) -> dict[str, dict[str, torch.Tensor]]:
 
 def read_statistics(uri: str) -> Statistics | None:
     """Statistics that the weights in a safetensors file act with, from its metadata; None: it has none."""
-    found = read_header(_read(uri)).metadata.get(STATISTICS)
+    found = read_header(_read(uri), f" in {uri}").metadata.get(STATISTICS)
     try:
         return None if found is None else Statistics.of_document(json.loads(found))
     except (ValueError, StateError) as error:
@@ -166,7 +166,7 @@ def read_statistics(uri: str) -> Statistics | None:
 
 def read_file(uri: str, *, allow_nonfinite: bool) -> dict[str, dict[str, torch.Tensor]]:
     """Read the weights that a policy starts with, at a path or fsspec URI. Raises WeightsError, NonfiniteWeights."""
-    weights = read_weights(_read(uri))
+    weights = read_weights(_read(uri), where=f" in {uri}")
     if not allow_nonfinite:
         check_finite(weights, f"{uri} was not loaded. Check the run that wrote it, or set policy.allowNonfinite")
     return weights
