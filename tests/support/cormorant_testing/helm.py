@@ -66,7 +66,8 @@ class Release:
         helm("install", self.name, str(chart), "-n", self.namespace, "--take-ownership", *sets(values))
 
     def upgrade(self, *values: str, chart: Path = CHART) -> None:
-        helm("upgrade", self.name, str(chart), "-n", self.namespace, *sets(values))
+        """To the chart's own values but for these; without `--reset-values` Helm keeps the old ones where none are given."""
+        helm("upgrade", self.name, str(chart), "-n", self.namespace, "--reset-values", *sets(values))
 
     def uninstall(self) -> None:
         helm("uninstall", self.name, "-n", self.namespace, "--ignore-not-found")
