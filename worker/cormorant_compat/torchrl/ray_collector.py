@@ -225,7 +225,8 @@ class RayCollector(FleetCollector):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def _begin(self) -> Loan | None:
-        last, self._last = self._last, ()
+        # Not one whose addition failed, and whose batch came before it went.
+        last, self._last = [name for name in self._last if number_of(name) < self.num_collectors], ()
         due = set(last) if self._updates_each else set()
         if self._update_interval >= 0:
             due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}

@@ -381,6 +381,9 @@ def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
         collector._begin()
         pushed.append(collector.pushed)
     assert pushed == [0, 0, 0, 1, 1, 1, 2, 2]
+    collector._updates_each, collector._last = True, ("cpu-1",)  # of an addition that failed
+    collector._begin()
+    assert collector.pushed == 2
 
 
 def test_collectors_that_cannot_start_are_not_added() -> None:
