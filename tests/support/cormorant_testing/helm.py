@@ -66,7 +66,7 @@ class Release:
         helm("install", self.name, str(chart), "-n", self.namespace, "--take-ownership", *sets(values))
 
     def upgrade(self, *values: str, chart: Path = CHART) -> None:
-        """To the chart's own values but for these; without `--reset-values` Helm keeps the old ones where none are given."""
+        """To the chart's own values but for these. Helm would keep the old ones where none is given."""
         helm("upgrade", self.name, str(chart), "-n", self.namespace, "--reset-values", *sets(values))
 
     def uninstall(self) -> None:
