@@ -43,9 +43,13 @@ class DatasetRoot:
             runs: Sequence[int] = ()
             if dataset is not None:
                 runs = dataset.runs()
-                is_ours = (json.loads(dataset.holder(run) or "{}").get("job") == job for run in runs)
-                for part in dataset.parts(have_ended=self._lock is None and all(is_ours)):
-                    group, index, attempt = split_part_name(part.name)
+                is_ours = all(json.loads(dataset.holder(run) or "{}").get("job") == job for run in runs)
+                names = dataset.part_names()
+                # Those that may still be written: of a slot's earlier attempts the fleet has seen the end.
+                last = {split_part_name(name)[:2]: name for name in names}.values()
+                for name in names:
+                    part = dataset.part(name, has_ended=is_ours and name in last)
+                    group, index, attempt = split_part_name(name)
                     self.written[group, index] += part.frames
                     self.statistics = self.statistics.merged(part.statistics)
                     self.attempts[group, index] = max(attempt, self.attempts.get((group, index), -1))

@@ -60,9 +60,9 @@ class StoredDataset:
         self.store, self.uri = store, store.uri
         self.description = description
 
-    def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
-        """All parts, by group, index and attempt. `have_ended`: late writes of dead writers do not count."""
-        return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
+    def parts(self) -> tuple[DatasetPart, ...]:
+        """All parts, by group, index and attempt."""
+        return tuple(map(self.part, self.part_names()))
 
     def part_names(self) -> tuple[str, ...]:
         with _explained(self.uri):

@@ -129,14 +129,20 @@ def test_refused_credentials_and_a_missing_bucket_have_remedies(memory_uri, monk
         find_dataset("nonsense://bucket/x")
 
 
-def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_uri):
-    dice = make_dice()
-    dataset = stored(dice, uri=memory_uri, shards=1)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_uri, tmp_path, is_local):
+    """Writers of its earlier heads may live on nodes that are cut off, and go on."""
+    dice, uri = make_dice(), str(tmp_path / "local") if is_local else memory_uri
+    dataset = stored(dice, uri=uri, parts=("cpu-0-0", "cpu-0-1", "cpu-1-0"), shards=1)
     dataset.begin_run(0, b'{"job": "ours"}')
-    for job, has_ended in (("theirs", False), ("ours", True)):
-        DatasetRoot(memory_uri, job=job)
-        names = [path.rpartition("/")[2] for path in dataset.store._fs.find(dataset.store._root)]
-        assert names.count("ended.json") == 2 * has_ended
+    line = dataset.store.notes("cpu-0-1").lines[0]
+    for job, ended in (("theirs", []), ("ours", ["cpu-0-1", "cpu-1-0"])):
+        DatasetRoot(uri, job=job).close()
+        found = [name for name in dataset.part_names() if dataset.store.read_root(f"{name}/ended.json")]
+        assert found == ended, "the last of each slot: of others the fleet has seen the end"
+    with pytest.raises(OSError, match="a head of this job ended the part after 1 shards"):
+        dataset.store.note("cpu-0-1", 1, line)
+    assert dataset.frames == dice.frames
 
 
 def test_two_jobs_at_one_uri_have_separate_parts(make_dice, memory_uri):
