@@ -110,6 +110,8 @@ def evaluate(
         return
     if video and not output:
         raise BadInput("--video needs a folder for its files; give --output")
+    if video and "://" in output:
+        raise BadInput(f"--video needs a folder of this machine for its files, and --output {output} is a URI")
     job = read_job(manifest, name)
     runs: dict[tuple[str, ...], str] = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
     if job.spec.policy.agents is not None and weights:
@@ -229,7 +231,7 @@ def _folders(weights: Sequence[str], output: str) -> dict[str, str]:
     for depth in (1, 2, 3):
         names = ["-".join(Path(uri).with_suffix("").parts[-depth:]) for uri in weights]
         if len(set(names)) == len(names):
-            return {uri: f"{output.rstrip('/')}/{name}" for uri, name in zip(weights, names, strict=True)}
+            return {uri: f"{output.removesuffix('/')}/{name}" for uri, name in zip(weights, names, strict=True)}
     raise BadInput(f"the checkpoints' names are the same: {', '.join(weights)}; evaluate them one by one")
 
 
