@@ -46,9 +46,9 @@ class DatasetRoot:
                 is_ours = all(json.loads(dataset.holder(run) or "{}").get("job") == job for run in runs)
                 names = dataset.part_names()
                 # Those that may still be written: of a slot's earlier attempts the fleet has seen the end.
-                last = {split_part_name(name)[:2]: name for name in names}.values()
+                newest = {split_part_name(name)[:2]: name for name in names}.values()
                 for name in names:
-                    part = dataset.part(name, has_ended=is_ours and name in last)
+                    part = dataset.part(name, has_ended=is_ours and name in newest)
                     group, index, attempt = split_part_name(name)
                     self.written[group, index] += part.frames
                     self.statistics = self.statistics.merged(part.statistics)
