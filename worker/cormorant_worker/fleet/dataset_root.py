@@ -46,7 +46,7 @@ class DatasetRoot:
                 is_ours = all(json.loads(dataset.holder(run) or "{}").get("job") == job for run in runs)
                 names = dataset.part_names()
                 # Those that may still be written: of a slot's earlier attempts the fleet has seen the end.
-                newest = {split_part_name(name)[:2]: name for name in names}.values()
+                newest = {*{split_part_name(name)[:2]: name for name in names}.values()}
                 for name in names:
                     part = dataset.part(name, has_ended=is_ours and name in newest)
                     group, index, attempt = split_part_name(name)
