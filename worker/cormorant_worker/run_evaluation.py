@@ -182,9 +182,14 @@ def evaluation_job(
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if objects:
         # On a placeholder, which no factory is called for: the environment's, or else the policy's.
+        digest = hashlib.sha256(objects).hexdigest()
         block = spec["env"].get("gymnasium") or spec["env"].get("vector") or {}
-        place = block if block.get("entrypoint") == SCRIPT_ENV else spec["policy"]
-        place["kwargs"] = {"objects": hashlib.sha256(objects).hexdigest()}
+        if block.get("entrypoint") != SCRIPT_ENV:
+            spec["policy"]["kwargs"] = {"objects": digest}
+        elif "vector" in spec["env"]:  # whose function gets the kwargs
+            block["entrypoint"] = f"{SCRIPT_ENV}_{digest}"
+        else:
+            block["kwargs"] = {"objects": digest}
     if weights:
         is_list = len(weights) > 1 or job.spec.policy.agents is not None
         spec["policy"]["initialWeights"] = "" if is_list else weights[0]

@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -35,7 +36,7 @@ from cormorant_worker.evaluation.results import (
     wilson,
 )
 from cormorant_worker.policy.exploration import ExplorationType, exploring
-from cormorant_worker.run_evaluation import evaluation_job
+from cormorant_worker.run_evaluation import evaluate, evaluation_job
 from manifest_making import collector_job
 
 COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
@@ -417,3 +418,8 @@ def by_hand(uri: str, statistics: Mapping[str, Any], seed: int) -> float:
         raw, reward, *_ = env.step(action)
         total += float(np.float32(reward))
     return total
+
+
+def test_a_scripts_vector_environment_is_evaluated() -> None:
+    make = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync")
+    assert evaluate(env=make, episodes=3, workers=1).summary["episodes"] == 3
