@@ -361,6 +361,7 @@ class _Session:
         fleet = head.running.fleet
         if fleet.stats(workers=False).frames > fleet.found_frames:
             try:
+                self._report.parent.mkdir(parents=True, exist_ok=True)
                 write_durably(self._report, report_of(moments).encode())
             except OSError as error:
                 self._display.log({"level": "warning", "event": f"cannot write the report: {error}"})
