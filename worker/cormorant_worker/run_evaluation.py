@@ -181,15 +181,13 @@ def evaluation_job(
         kind = "cpu" if device.startswith("cpu") else "gpu"
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if objects:
-        # On a placeholder, which no factory is called for: the environment's, or else the policy's.
+        # In a placeholder, which nobody calls: the environment's, or else the policy's.
         digest = hashlib.sha256(objects).hexdigest()
-        block = spec["env"].get("gymnasium") or spec["env"].get("vector") or {}
-        if block.get("entrypoint") != SCRIPT_ENV:
-            spec["policy"]["kwargs"] = {"objects": digest}
-        elif "vector" in spec["env"]:  # whose function gets the kwargs
+        blocks = (block for block in spec["env"].values() if isinstance(block, dict))
+        if block := next((block for block in blocks if block.get("entrypoint") == SCRIPT_ENV), None):
             block["entrypoint"] = f"{SCRIPT_ENV}_{digest}"
         else:
-            block["kwargs"] = {"objects": digest}
+            spec["policy"]["kwargs"] = {"objects": digest}
     if weights:
         is_list = len(weights) > 1 or job.spec.policy.agents is not None
         spec["policy"]["initialWeights"] = "" if is_list else weights[0]

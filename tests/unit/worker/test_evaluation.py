@@ -19,6 +19,7 @@ from cormorant.policies import mlp
 from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_testing.functional import CartPole
 from cormorant_testing.masks import MaskedAtTimes
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
@@ -420,6 +421,8 @@ def by_hand(uri: str, statistics: Mapping[str, Any], seed: int) -> float:
     return total
 
 
-def test_a_scripts_vector_environment_is_evaluated() -> None:
-    make = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync")
-    assert evaluate(env=make, episodes=3, workers=1).summary["episodes"] == 3
+@pytest.mark.parametrize("kind", ["vector", "jax"])
+def test_a_scripts_environment_of_any_kind_is_evaluated(kind: str) -> None:
+    env = partial(gymnasium.make_vec, "CartPole-v1", vectorization_mode="sync") if kind == "vector" else CartPole()
+    table = evaluate(env=env, policy="cormorant.policies:mlp", episodes=3, workers=1)
+    assert table.summary["episodes"] == 3
