@@ -17,7 +17,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import DatasetMismatch, StateError
+from cormorant_worker.errors import DatasetError, DatasetMismatch, StateError
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.sinks.frames import Frames
@@ -31,6 +31,14 @@ def job_of(folder: Path, total: int, **more: Any) -> Any:
     collection = {"totalFrames": total, **more.pop("collection", {})}
     more = {"queue": {}, **OPTIONS, **more}
     return make_job(num_envs=2, policy="counter", dataset=str(folder), collection=collection, **more)
+
+
+@pytest.mark.parametrize("kept", [{}, {"collection": {"episodes": {"count": 3}}, "queue": None}])
+def test_no_process_can_read_what_others_keep_in_memory(kept: dict[str, Any]) -> None:
+    job = make_job(num_envs=2, dataset="memory://frames", **({"collection": {"totalFrames": 9}} | kept))
+    alone = "memory://frames: each process has a memory of its own"
+    with pytest.raises(DatasetError, match=alone):
+        make_fleet(job, workers=1)
 
 
 def as_batch(frames: Frames, num_envs: int) -> TensorDict:

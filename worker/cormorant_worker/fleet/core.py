@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import CormorantError, WorkerFailed
+from cormorant_worker.errors import CormorantError, DatasetError, WorkerFailed
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.connections import BackgroundTasks, Connections, Waker
 from cormorant_worker.fleet.events import Events
@@ -51,6 +51,12 @@ class FleetCore:
         self.waker, self.events = Waker(), Events()
         self.background, self.connections = BackgroundTasks(self.waker.wake), Connections(self.waker)
         self.is_paused, self.is_closing = options.starts_paused, False
+        output = job.spec.output.dataset
+        if output is not None and output.uri.startswith("memory:"):
+            raise DatasetError(
+                f"{output.uri}: each process has a memory of its own, so nobody could read what workers write; name a "
+                "folder or an object store, such as s3://"
+            )
         self.error: CormorantError | None = None
         """Why the fleet cannot go on: the first cause."""
         self.episodes: EpisodeBook | None = None
@@ -82,11 +88,10 @@ class FleetCore:
                 max_staleness=collection.weights.max_staleness,
                 preemptive_threshold=collection.preemptive_threshold,
             )
-            if job.spec.output.dataset is not None:
+            if output is not None:
                 from cormorant_worker.fleet import dataset_root
 
-                uri = job.spec.output.dataset.uri
-                self.dataset = dataset_root.DatasetRoot(uri, job=job.metadata.name, epoch=options.epoch)
+                self.dataset = dataset_root.DatasetRoot(output.uri, job=job.metadata.name, epoch=options.epoch)
                 self.found_frames = self.dataset.frames
         dataset = self.dataset
         earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
