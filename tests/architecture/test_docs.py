@@ -63,7 +63,7 @@ def test_blocks_fit_the_page(page: str) -> None:
 
 
 FREE = {"cd", "curl", "export", "git", "kind", "pytest", "benchmarks/peers/setup"}
-"""Programs whose arguments nobody checks."""
+"""Programs whose arguments are not checked."""
 
 
 def commands(text: str) -> list[list[str]]:

@@ -181,7 +181,7 @@ def evaluation_job(
         kind = "cpu" if device.startswith("cpu") else "gpu"
         spec["workerGroups"] = [{**group, "device": kind} for group in spec["workerGroups"]]
     if objects:
-        # In a placeholder, which nobody calls: the environment's, or else the policy's.
+        # The digest is part of a placeholder, which is never called: the environment's, or else the policy's.
         digest = hashlib.sha256(objects).hexdigest()
         blocks = (block for block in spec["env"].values() if isinstance(block, dict))
         if block := next((block for block in blocks if block.get("entrypoint") == SCRIPT_ENV), None):

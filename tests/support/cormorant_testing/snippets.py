@@ -28,7 +28,7 @@ class Row(NamedTuple):
     state: str
     here: str
     tests: tuple[str, ...]
-    """Of the fourth cell, where there is one."""
+    """Tests named in the fourth cell, if there is one."""
     line: str
 
 

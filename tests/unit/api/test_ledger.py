@@ -1,4 +1,4 @@
-"""Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back.
+"""Batches that are lent: at least once, never after an acknowledgement, and memory without a reader is returned.
 Pause leases: who holds one, when it ends, and what the keeper does about it.
 """
 

@@ -1,4 +1,4 @@
-"""What people order: sizes, pauses, suspension; how jobs end; and sizes that nobody orders."""
+"""Sizes, pauses and suspension that a user orders, the ends of jobs, and sizes chosen by autoscaling."""
 
 import random
 from datetime import datetime, timedelta
