@@ -80,7 +80,10 @@ def run(
     serve: Annotated[
         bool, SERVING("--serve", help="Serve the REST API and the live page; learners take batches over HTTP.")
     ] = False,
-    port: Annotated[int, SERVING(min=0, max=65534, help="Port of the REST API; bulk data uses the next one.")] = 8000,
+    port: Annotated[
+        int | None,
+        SERVING(min=0, max=65534, help="Port of the REST API (default: 8000); bulk data uses the next one."),
+    ] = None,
     directory: Annotated[
         Path | None, SERVING(help="Folder that keeps weights, tokens and the frame count between runs.")
     ] = None,
@@ -102,6 +105,8 @@ def run(
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
+            if not serve and (port is not None or directory is not None):
+                raise BadInput("--port and --directory belong to the REST API, which runs with --serve; add --serve")
             job = read_job(manifest, name, frames)
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
@@ -110,7 +115,7 @@ def run(
             if report is None and folder is not None:
                 report = Path(f"{folder}-report.html")
             with translated_errors(), _logged_to(display, debug=debug):
-                serving = (port, directory) if serve else None
+                serving = (8000 if port is None else port, directory) if serve else None
                 session = _Session(job, display, interrupts, site, serving, report)
                 reason = session.run(workers, None if device == "auto" else device)
         except KeyboardInterrupt:
