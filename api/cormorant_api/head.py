@@ -6,7 +6,6 @@ Starting (no fleet yet: 503) -> Running <-> Paused -> Completing -> Completed
 """
 
 import asyncio
-import functools
 import hmac
 import os
 import secrets
@@ -58,6 +57,7 @@ _WORKERS_A_SECOND = 1000
 """Workers whose rates housekeeping samples per second: its cost does not grow with the fleet."""
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
+_OVERLOADED_S = 1.0
 _MOST_UPLOADS = 8
 _OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _WEIGHTS_OWNER = "cormorant-weights"
@@ -65,19 +65,24 @@ _WEIGHTS_OWNER = "cormorant-weights"
 
 
 class Threads:
-    """A pool of threads for blocking calls, off the event loop."""
+    """A pool of threads for blocking calls, off the event loop. `waiting`: longest queue; further calls are refused."""
 
-    def __init__(self, head: "Head", most: int, *, name: str) -> None:
+    def __init__(self, head: "Head", most: int, *, waiting: int, name: str) -> None:
         self._head, self.pool = head, ThreadPoolExecutor(most, thread_name_prefix=name)
+        self._full = f"the head's {name} threads have {most} calls under way and {waiting} waiting, the limit; retry"
+        self._room = threading.Semaphore(most + waiting)
 
     async def __call__(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self._head.refuse_while_closing()
+        if not self._room.acquire(blocking=False):
+            raise ApiError(ProblemType.OVERLOADED, self._full, retry_after_s=_OVERLOADED_S)
         try:
-            asked = asyncio.get_running_loop().run_in_executor(self.pool, functools.partial(call, *args, **kwargs))
+            asked = self.pool.submit(call, *args, **kwargs)
         except RuntimeError:  # the pool was shut down in the meantime
             self._head.refuse_while_closing()
             raise
-        return await asked
+        asked.add_done_callback(lambda _: self._room.release())
+        return await asyncio.wrap_future(asked)
 
 
 class GroupSizes:
@@ -203,13 +208,13 @@ class Head:
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet starts paused for `attach`, so its first resume is not an event."""
-        self.quick = Threads(self, 4, name="control")
+        self.quick = Threads(self, 4, waiting=256, name="control")
         """For short calls."""
-        self.bulk = Threads(self, 16, name="bulk")
+        self.bulk = Threads(self, 16, waiting=256, name="bulk")
         """For long calls."""
-        self.at_boundary = Threads(self, 2, name="boundary")
+        self.at_boundary = Threads(self, 2, waiting=16, name="boundary")
         """For calls that wait for workers. One that does not answer delays other calls of this pool, but no batch."""
-        self.previews = Threads(self, 4, name="previews")
+        self.previews = Threads(self, 4, waiting=16, name="previews")
         """For previews: no more at a time, so that workers are not slowed."""
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)

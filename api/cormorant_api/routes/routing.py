@@ -42,6 +42,7 @@ _ALWAYS = (
     ProblemType.INVALID_REQUEST,
     ProblemType.NO_WORKERS,
     ProblemType.DRAINING,
+    ProblemType.OVERLOADED,
     ProblemType.FLEET_FAILED,
     ProblemType.CONTROL_TIMEOUT,
 )

@@ -46,6 +46,7 @@ class ProblemType(StrEnum):
     BUSY = "busy", 429
     DRAINING = "draining", 503
     NO_WORKERS = "no-workers", 503
+    OVERLOADED = "overloaded", 503
     LAST_WORKER = "last-worker", 409
     FLEET_FAILED = "fleet-failed", 503
     STORE_FAILED = "store-failed", 503

@@ -1,9 +1,11 @@
 """`/v1/live`, the page's files, and pictures of environments, over a real head."""
 
+import asyncio
 import http.client
 import io
 import json
 import re
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,7 @@ from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
-from cormorant_testing.serving import Api, Served, serve, weights_file
+from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
 from cormorant_testing.vectors import COUNTING
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -216,6 +218,24 @@ def test_pictures_are_those_of_the_environment_and_change(watched: Served, worke
     assert look(watched.reader, worker, env).shape == (6, 6)
     seen = set[int]()
     until(lambda: seen.add(int(look(watched.reader, worker, env).max())) or len(seen) > 1)
+
+
+def test_previews_beyond_the_limit_are_refused(watched: Served) -> None:
+    previews, ended = watched.server.head.previews, threading.Event()
+
+    async def ask() -> Reply:
+        asked = [asyncio.ensure_future(previews(ended.wait)) for _ in range(20)]
+        await asyncio.sleep(0)  # they begin
+        try:
+            return await asyncio.to_thread(watched.reader.call, "GET", "/v1/workers/cpu-0/picture", timeout=10)
+        finally:
+            ended.set()
+            await asyncio.gather(*asked)
+
+    refused = asyncio.run(ask())
+    assert (refused.status, refused.kind, refused.headers["retry-after"]) == (503, "overloaded", "1")
+    assert "previews threads have 4 calls under way and 16 waiting, the limit; retry" in refused.json["detail"]
+    assert look(watched.reader, "cpu-0", 0).shape == (6, 6), "there is room again"
 
 
 @pytest.mark.slow

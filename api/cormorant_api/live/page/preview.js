@@ -56,7 +56,7 @@ export class Preview {
       } catch (error) {
         if (this.run !== mine) return;
         pause = AFTER_TROUBLE_MS;
-        if (error.status !== 429) this.note.textContent = `No image: ${error.message}.`;
+        if (error.kind !== "overloaded") this.note.textContent = `No image: ${error.message}.`;
       }
       await new Promise((resolve) => setTimeout(resolve, Math.max(50, pause - (performance.now() - began))));
     }
