@@ -3,8 +3,6 @@
 import functools
 import inspect
 import json
-import logging
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -119,19 +117,3 @@ def size_of(size_bytes: float) -> str:
 def counted(count: int, noun: str) -> str:
     """A count with its noun: "1 shard", "2,048 frames"."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-@contextmanager
-def quiet_logs() -> Iterator[None]:
-    """Within the block, log only the fleet's warnings and errors, to standard error."""
-    import structlog
-
-    before = structlog.get_config()
-    structlog.configure(
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )
-    try:
-        yield
-    finally:
-        structlog.configure(**before)

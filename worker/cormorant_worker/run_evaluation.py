@@ -94,7 +94,8 @@ def evaluate(
     Raises:
         ManifestError: the manifest is refused.
         EvaluationError: the folder cannot be used, or an episode was played twice with two results.
-        WeightsMismatch, WorkerFailed, EnvError: the weights do not fit the policy; an environment or the policy fails.
+        WeightsError: a weights file cannot be read.
+        WorkerFailed, EnvError: weights do not fit the policy; an environment or the policy fails.
     """
     refuse_empty(ManifestError, weights=weights, directory=directory, device=device, engine=engine)
     check_types(ManifestError, {"directory": str | Path | None, "look": Callable[..., Any], "videos": int}, locals())

@@ -17,12 +17,14 @@ from cormorant_cli.commands.run import (
     JobName,
     RayAddress,
     Site,
+    logged_to,
     read_job,
     translated_errors,
 )
 from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
-from cormorant_cli.printing import columns_of, quiet_logs, speaks_json, tell, told_when_slow
+from cormorant_cli.printing import columns_of, speaks_json, tell, told_when_slow
+from cormorant_cli.progress import choose_display
 from cormorant_contract.episodes import files_of
 from cormorant_manifest.reader import STDIN
 
@@ -91,8 +93,8 @@ def evaluate(
 
     The table is bit for bit the same for any number of workers. With --output, evaluation.json and episodes.parquet
     are written, and an interrupted run continues where it was. --json prints JSON Lines: one object per checkpoint.
-    Exits with 0 when all episodes are played, 1 when an environment or the policy failed, 2 when the input is invalid,
-    130 when interrupted.
+    Exits with 0 when all episodes are played, 1 when an environment or the policy failed, 2 when the manifest, an
+    option or a weights file cannot be used, 130 when interrupted.
     """
     # Otherwise it is the name of a job.
     is_file = manifest == STDIN or Path(manifest).suffix in (".yaml", ".yml", ".json") or Path(manifest).exists()
@@ -119,7 +121,7 @@ def evaluate(
     site = Site(fleet=fleet, ray_address=ray_address)
     rows: list[Row] = []
     try:
-        with translated_errors(), quiet_logs():
+        with translated_errors(), logged_to(choose_display()):
             from cormorant_worker.run_evaluation import evaluate as play
 
             for uris, folder in runs.items():

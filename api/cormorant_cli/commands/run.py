@@ -114,7 +114,7 @@ def run(
             folder = local_path(dataset.uri) if dataset is not None else None
             if report is None and folder is not None:
                 report = Path(f"{folder}-report.html")
-            with translated_errors(), _logged_to(display, debug=debug):
+            with translated_errors(), logged_to(display, logging.DEBUG if debug else logging.INFO):
                 serving = (8000 if port is None else port, directory) if serve else None
                 session = _Session(job, display, interrupts, site, serving, report)
                 reason = session.run(workers, None if device == "auto" else device)
@@ -219,8 +219,8 @@ def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
     found = [job for job in jobs if not name or job.metadata.name == name]
     if len(found) != 1:
         raise BadInput(f'{source} contains {len(found)} CollectorJobs named "{name}"; its jobs are {", ".join(names)}')
-    folder = str(Path(manifest).resolve().parent)
-    if manifest != STDIN and folder not in sys.path:
+    folder = str(Path(manifest).resolve().parent)  # the working directory with standard input
+    if folder not in sys.path:
         # Like `code` in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
         sys.path.insert(0, folder)
     if not frames:
@@ -438,18 +438,18 @@ def translated_errors() -> Iterator[None]:
             yield
     except worker.DeviceUnavailable as error:
         raise BadInput(f"{error}; or run on this machine with --device cpu") from error
-    except worker.ManifestError as error:
-        raise BadInput(str(error)) from error
     except worker.CormorantError as error:
-        # Only a worker can check some parts of a manifest: what its policy writes, which ids are registered.
-        is_refused = isinstance(error, worker.WorkerFailed) and error.kind in ("ManifestError", "UnknownEnv")
+        # Only a worker can check some of the input: what a policy writes, which ids are registered, what weights fit.
+        kind = getattr(worker, getattr(error, "kind", ""), type(error))  # that of a WorkerFailed is the worker's error
+        is_refused = issubclass(kind, (worker.ManifestError, worker.UnknownEnv, worker.WeightsError))
         raise (BadInput if is_refused else CommandFailed)(str(error)) from error
     except ImportError as error:  # of a library that is there, and cannot be loaded
         raise CommandFailed(str(error)) from error
 
 
 @contextmanager
-def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
+def logged_to(display: Display, level: int = logging.WARNING) -> Iterator[None]:
+    """Within the block, show log events of at least this level."""
     import structlog
 
     from cormorant_worker.logs import TAIL
@@ -461,7 +461,7 @@ def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
     before = structlog.get_config()
     structlog.configure(
         processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, TAIL, show],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(level),
     )
     try:
         yield

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.commands.run import JobName
+from cormorant_cli.commands.run import JobName, logged_to
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
-from cormorant_cli.printing import counted, quiet_logs, size_of, tell, told_when_slow
+from cormorant_cli.printing import counted, size_of, tell, told_when_slow
+from cormorant_cli.progress import choose_display
 from cormorant_contract.disk import write_durably
 from cormorant_contract.errors import WeightsError
 from cormorant_contract.weights import file_of
@@ -51,7 +52,7 @@ def init(
             from cormorant_worker.launch import make_collector
             from cormorant_worker.weights.blob import to_bytes
         try:
-            with quiet_logs(), make_collector(manifest, name=name or None) as collector:
+            with logged_to(choose_display()), make_collector(manifest, name=name or None) as collector:
                 current = collector.weights.current()
         except CormorantError as error:
             raise BadInput(str(error)) from error

@@ -23,6 +23,7 @@ from cormorant_testing.commands import START_S, Started, Written
 from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import of_session, until, unused_port
+from cormorant_testing.serving import weights_file
 
 pytestmark = pytest.mark.timeout(3 * START_S)
 
@@ -250,10 +251,18 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
     ):
         assert entry.run(["evaluate", job, *arguments]) == 2
         assert sentence in capsys.readouterr().err
-    assert entry.run(["evaluate", job, "--episodes", "2", "--weights", str(tmp_path / "none.safetensors")]) == 1
-    assert "there is no such file; correct its path" in capsys.readouterr().err
-    assert entry.run(["evaluate", job, "--episodes", "2", "--weights", job]) == 1
-    assert f"the weights in {job} are not safetensors" in capsys.readouterr().err.splitlines()[-1]
+    none, misfit, other = (str(tmp_path / name) for name in ("none.safetensors", "misfit.safetensors", "other.st"))
+    for file in (misfit, other):
+        Path(file).write_bytes(weights_file(1.0))
+    for files, sentence in (
+        ((none,), f"cannot read weights from {none}: there is no such file; correct its path"),
+        ((job,), f"worker cpu-0: the weights in {job} are not safetensors"),
+        ((misfit, other), f"tensors in {misfit} do not fit the policy"),
+    ):
+        words = [word for file in files for word in ("--weights", file)]
+        assert entry.run(["evaluate", job, "--json", "--episodes", "2", "--workers", "1", *words]) == 2
+        said = json.loads(capsys.readouterr().err)  # one object: the worker's traceback tells a user nothing
+        assert sentence in said["error"]
 
 
 # -- a Ray cluster of its own, or one that is not there --------------------------------------------------------

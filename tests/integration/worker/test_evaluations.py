@@ -119,7 +119,7 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         evaluate(CARTPOLE)
     with pytest.raises(ManifestError, match="seed 4 is listed more than once"):
         evaluate(CARTPOLE, episodes=[4, 5, 4])
-    with pytest.raises(EvaluationError, match=r"cannot read weights from .*missing\.safetensors"):
+    with pytest.raises(WeightsError, match=r"cannot read weights from .*missing\.safetensors"):
         evaluate(CARTPOLE, tmp_path / "missing.safetensors", episodes=1)
     with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in the episode with seed 3\)"):
         evaluate(slow(failures=[{"step": 3}]), episodes=2, workers=1)
@@ -328,8 +328,10 @@ def test_pairings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         evaluate(game, [f"{number}.safetensors" for number in range(17)], episodes=1)
     with pytest.raises(ManifestError, match="weights lists a Board; list paths or URIs"):
         evaluate(game, [Board(None, None)], episodes=1)
-    with pytest.raises(WorkerFailed, match=r"missing: player_0/likes\.weight; missing"):
-        evaluate(game, numbered(tmp_path, 1), episodes=1, workers=1)
+    for files in (numbered(tmp_path, 1), [numbered(tmp_path, 1), *boards(tmp_path, 1)]):
+        misfit = r"1\.safetensors do not fit the policy.* missing: player_0/likes\.weight; missing"
+        with pytest.raises(WorkerFailed, match=misfit):
+            evaluate(game, files, episodes=1, workers=1)
 
 
 def test_the_command_prints_a_line_for_each_pairing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

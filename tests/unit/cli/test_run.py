@@ -14,7 +14,7 @@ import yaml
 from rich.console import Console
 
 from cormorant_cli import __main__ as entry
-from cormorant_cli.commands.run import translated_errors
+from cormorant_cli.commands.run import read_job, translated_errors
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
 from cormorant_cli.progress import (
     JsonDisplay,
@@ -279,6 +279,17 @@ def test_bad_manifests_and_options_end_with_two_and_a_sentence(
     assert said.out == ""
 
 
+@pytest.mark.parametrize("file", ["job.yaml", "-"])
+def test_modules_beside_the_manifest_are_importable(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(manifest("one")))
+    monkeypatch.chdir(tmp_path)
+    with path.open() as text:
+        monkeypatch.setattr(sys, "stdin", text)
+        assert read_job(file, "").metadata.name == "one"
+    assert str(tmp_path) in sys.path
+
+
 def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "absent.yaml"
     assert entry.run(["run", str(missing), "--json"]) == 2
@@ -291,7 +302,8 @@ def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("kind", "error"), [("ManifestError", BadInput), ("UnknownEnv", BadInput), ("EnvCrashed", CommandFailed)]
+    ("kind", "error"),
+    [("ManifestError", BadInput), ("UnknownEnv", BadInput), ("EnvCrashed", CommandFailed), ("", CommandFailed)],
 )
 def test_a_manifest_that_a_worker_refuses_is_invalid(kind: str, error: type[CliError]) -> None:
     with pytest.raises(error, match="cpu-0: no") as caught, translated_errors():

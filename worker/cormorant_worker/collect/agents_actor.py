@@ -140,8 +140,8 @@ class AgentsActor:
         self._lock = threading.Lock()
         """Guards `_offered`."""
         self.weights.on_offered = self._take
-        if policy.initial_weights:
-            self.weights.load(read_file(policy.initial_weights, allow_nonfinite=policy.allow_nonfinite))
+        if uri := policy.initial_weights:
+            self.weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), where=f" in {uri}")
         self._take(INITIAL_VERSION, self.weights.current())  # to the device
 
     def _lay_out(self) -> None:
@@ -174,18 +174,17 @@ class AgentsActor:
         }
         return twin
 
-    def load(self, files: Mapping[str, Weights]) -> None:
-        """Let groups act with weights of their own from now on, also those that share a model. Of its weights a group
-        takes those of its model, or those that carry no model's name. Raises WeightsMismatch where they do not fit;
-        that group is not changed.
+    def load(self, name: str, weights: Weights, *, where: str) -> None:
+        """Let a group act with weights of its own from now on, also one that shares a model. It takes those of its
+        model, or those that carry no model's name. Raises WeightsMismatch where they do not fit, with `where` in the
+        message; the group is not changed.
         """
-        for name, weights in files.items():
-            group = self._groups[name]
-            if group.actor is not None and group.actor.models.modules:
-                own = weights.get(group.model) or weights.get(MAIN_MODEL, {})
-                verify(specs_of_tensors({group.model: own}), self.weights.specs, only=group.model)
-                copied = {key: tensor.detach().to(self.device, copy=True) for key, tensor in own.items()}
-                group.actor = self._at(group.actor, copied)
+        group = self._groups[name]
+        if group.actor is not None and group.actor.models.modules:
+            own = weights.get(group.model) or weights.get(MAIN_MODEL, {})
+            verify(specs_of_tensors({group.model: own}), self.weights.specs, only=group.model, where=where)
+            copied = {key: tensor.detach().to(self.device, copy=True) for key, tensor in own.items()}
+            group.actor = self._at(group.actor, copied)
 
     def refuse_scripts(self) -> None:
         """Raise ManifestError where a policy has no weights: it cannot play one of several checkpoints."""

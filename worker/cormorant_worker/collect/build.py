@@ -195,7 +195,7 @@ def build_policy(
     weights = StagedWeights(models.modules, normalizer)
     if uri := policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
-        weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics)
+        weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics, where=f" in {uri}")
     return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action, call=call)
 
 

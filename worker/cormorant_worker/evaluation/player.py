@@ -123,10 +123,11 @@ class Player:
                 if checkpoint != self._checkpoint:
                     read = partial(read_file, allow_nonfinite=self._job.spec.policy.allow_nonfinite)
                     if isinstance(self._actor, AgentsActor):
-                        self._actor.load({group: read(uri) for group, uri in files_of(checkpoint).items()})
+                        for group, uri in files_of(checkpoint).items():
+                            self._actor.load(group, read(uri), where=f" in {uri}")
                     else:
                         statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
-                        self._weights.load(read(checkpoint), statistics)
+                        self._weights.load(read(checkpoint), statistics, where=f" in {checkpoint}")
                     self._checkpoint = checkpoint
                 found = self._play_task(task, [self._planned[position] for position in own])
                 played.update(zip(own, found, strict=True))

@@ -25,7 +25,7 @@ from cormorant_contract.disk import write_durably
 from cormorant_contract.env import KINDS
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import EvaluationError
+from cormorant_worker.errors import EvaluationError, WeightsError
 
 _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -406,8 +406,8 @@ def subject_of(job: CollectorJob) -> dict[str, Any]:
             with fsspec.open(uri, "rb") as file:
                 digests.append(hashlib.file_digest(file, "sha256").hexdigest())
         except FileNotFoundError as error:
-            raise EvaluationError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
+            raise WeightsError(f"cannot read weights from {uri}: there is no such file; correct its path") from error
         except (OSError, ValueError, ImportError) as error:
-            raise EvaluationError(f"cannot read weights from {uri}: {error}") from error
+            raise WeightsError(f"cannot read weights from {uri}: {error}") from error
     weights: Any = dict(zip(uris, digests, strict=True)) if episodes.checkpoints else "".join(digests)
     return {**subject, "devices": devices, "weights": weights}

@@ -60,9 +60,10 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
     }
 
 
-def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "") -> None:
+def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", where: str = "") -> None:
     """Compare the whole set of tensors with what the policy needs, before anything is applied. `only`: the only model
-    that may be among them; empty: each of the policy's. Raises WeightsMismatch with all differences.
+    that may be among them; empty: each of the policy's. Raises WeightsMismatch with all differences, and with `where`
+    in the message.
     """
     if not specs:
         raise WeightsMismatch(
@@ -92,8 +93,8 @@ def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "") -> None:
     if told:
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
         raise WeightsMismatch(
-            f"{len(told)} tensors do not fit the policy, whose models are {sorted(specs)}: {'; '.join(told[:_SHOWN])}"
-            f"{more}; nothing was applied",
+            f"{len(told)} tensors{where} do not fit the policy, whose models are {sorted(specs)}: "
+            f"{'; '.join(told[:_SHOWN])}{more}; nothing was applied",
             differences=differences,
         )
 
@@ -194,12 +195,12 @@ class StagedWeights:
         self.on_applied(version)
         return version
 
-    def load(self, weights: Weights, statistics: "Statistics | None" = None) -> None:
+    def load(self, weights: Weights, statistics: "Statistics | None" = None, *, where: str = "") -> None:
         """Replace weights (all or some models) that the policy was built with, before anything was collected; the
-        version stays. `statistics`: what they act with; None: values are clipped only. Raises WeightsMismatch; nothing
-        is applied then.
+        version stays. `statistics`: what they act with; None: values are clipped only. Raises WeightsMismatch, with
+        `where` in the message; nothing is applied then.
         """
-        verify(specs_of_tensors(weights), self.specs)
+        verify(specs_of_tensors(weights), self.specs, where=where)
         self._copy(weights)
         if self.normalizer is not None:
             self.normalizer.use(statistics or self.normalizer.empty)
