@@ -66,7 +66,7 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
         jobs = load_jobs(file)
     except ManifestError as error:
         return (), error.problems
-    folder = None if file == STDIN else Path(file).resolve().parent
+    folder = Path(file).resolve().parent  # the working directory with standard input
     found = [
         Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))
         for job in jobs

@@ -162,14 +162,19 @@ def test_standard_input_is_read() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "standard input: pong: ok\n", "")
 
 
-def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
+def test_entrypoints_are_looked_up_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tmp_path / "job.yaml"
     text = (Path(__file__).parents[3] / "examples/pong.yaml").read_text()
     job.write_text(text.replace("cormorant.policies:atari_cnn", "mine:make"))
     (tmp_path / "mine.py").write_text("def maker(observation_space, action_space): ...\n")
     assert judge(str(job))[1] == ()
-    (problem,) = judge(str(job), imports=True)[1]
-    assert str(problem).startswith(f"{job}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?")
+    monkeypatch.chdir(tmp_path)
+    for file in (str(job), "-"):
+        with job.open() as text:
+            monkeypatch.setattr(sys, "stdin", text)
+            (problem,) = judge(file, imports=True)[1]
+        expected = f"{file}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?"
+        assert str(problem).startswith(expected)
 
 
 SOURCE = """
