@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -12,11 +13,12 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import psutil
+import structlog
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -174,3 +176,15 @@ def unused_port() -> int:
             found.bind(("127.0.0.1", port))
             return port
     raise AssertionError("100 ports between 20,000 and 32,000 are taken")
+
+
+@contextlib.contextmanager
+def no_room() -> Iterator[list[Any]]:
+    """Inside, every write to a file fails; yields what is logged."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with structlog.testing.capture_logs() as logged:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            yield logged
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)

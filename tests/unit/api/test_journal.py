@@ -2,12 +2,10 @@
 
 import json
 import os
-import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +13,7 @@ import structlog
 
 from cormorant_api.control.journal import Journal
 from cormorant_api.errors import StoreError
+from cormorant_testing.scripts import no_room
 from cormorant_worker.normalize import RunningMoments, Statistics
 
 
@@ -101,18 +100,6 @@ def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "statistics.json").write_text("{}")
     with pytest.raises(StoreError, match="cannot use"):
         Journal(tmp_path)
-
-
-@contextmanager
-def no_room() -> Iterator[list[Any]]:
-    """Inside, every write to a file fails; yields what is logged."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with structlog.testing.capture_logs() as logged:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
-        try:
-            yield logged
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 @contextmanager

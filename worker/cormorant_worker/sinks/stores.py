@@ -33,9 +33,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import structlog
 
 from cormorant_contract.disk import sync_path, write_all, write_durably
 
+log = structlog.get_logger()
 T = TypeVar("T")
 
 _MANIFEST = "manifest.jsonl"
@@ -150,8 +152,13 @@ class LocalStore(_EndedParts):
         self._refuse_late(part, number)
 
     def end_part(self, part: str) -> Notes:
-        with suppress(OSError):  # it was never begun, or the disk is full, and its writer cannot add to it either
+        try:
             return super().end_part(part)
+        except FileNotFoundError:
+            pass  # it was never begun
+        except OSError as error:
+            late = "if its worker still runs and writes when there is room, the dataset has frames that are not counted"
+            log.warning("part_not_ended", folder=f"{self.root / part}", reason=f"{error.strerror}; {late}")
         return self.notes(part)
 
     def _notes_of(self, part: str) -> Notes:

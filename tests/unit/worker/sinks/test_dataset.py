@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cormorant_contract.spaces import space_from_json, space_to_json
+from cormorant_testing.scripts import no_room
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
@@ -143,6 +144,15 @@ def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_ur
     with pytest.raises(OSError, match="a head of this job ended the part after 1 shards"):
         dataset.store.note("cpu-0-1", 1, line)
     assert dataset.frames == dice.frames
+
+
+def test_an_end_that_a_full_disk_loses_is_logged(make_dice, stored, tmp_path):
+    dataset = stored(make_dice(), uri=str(tmp_path), parts=("cpu-0-0",), shards=1)
+    with no_room() as logged:
+        assert dataset.durable_frames("cpu-0-0") == dataset.frames
+        assert dataset.durable_frames("cpu-1-0") == 0, "never begun: nothing to end"
+    (event,) = logged
+    assert (event["event"], event["folder"]) == ("part_not_ended", f"{tmp_path}/cpu-0-0")
 
 
 def test_two_jobs_at_one_uri_have_separate_parts(make_dice, memory_uri):
