@@ -198,7 +198,8 @@ class Controller:
             pages += 1
             if is_quick and pages > 1:
                 return  # not empty, so watches have reported every deletion
-            shown_at = version
+            if version != shown_at:  # pages of one list have one version: this list begins, perhaps again
+                shown, shown_at = [], version
             for raw in page:
                 shown.append(raw["metadata"]["uid"])
                 self.notice(raw)

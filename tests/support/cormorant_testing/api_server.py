@@ -58,6 +58,7 @@ class ApiServer:
 
     def remove(self, kind: str, name: str) -> Raw:
         """Delete an object; no request. Returns what it was."""
+        self._version += 1
         return self.stored.pop((kind, name))
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
@@ -108,9 +109,10 @@ class ApiServer:
             raise error_of(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
         found = [item for (stored, _), item in self.stored.items() if stored == kind]
         found = [item for item in found if namespace in ("", item["metadata"]["namespace"])]
+        version = str(self._version)
         for first in range(0, len(found) or 1, self.page):
             self.pages[kind] += 1
-            yield found[first : first + self.page], str(self._version)
+            yield found[first : first + self.page], version
 
     @property
     def lists(self) -> int:

@@ -288,6 +288,23 @@ async def test_glance_finds_that_all_pods_went_unseen(scene: Scene) -> None:
     await scene.until(lambda: len(scene.pods() - before) == 3)
 
 
+async def test_list_that_begins_again_shows_what_is_left(scene: Scene) -> None:
+    before, list_once = scene.pods(), scene.api.list
+    victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+
+    async def list_twice(kind: str, **options: str) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+        async for page in list_once(kind, **options):
+            yield page
+        if kind == "Pod":  # the version of the next page is gone
+            scene.api.remove(*victim)
+            async for page in list_once(kind, **options):
+                yield page
+
+    scene.api.list = list_twice  # type: ignore[method-assign]
+    await scene.controller.resync()
+    await scene.until(lambda: len(scene.pods() - before) == 1)
+
+
 async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -> None:
     before = scene.controller.cache.record("j").pods
     refused = scene.api.refused_secrets
