@@ -115,6 +115,7 @@ class HeadWorld(World):
         words = [str(word) for option in options.items() for word in option]
         module = ("cormorant_testing.chaos.head",)
         self.head = ChaosHead(self._manifest, self._directory, *words, "--drain-seconds", "5", module=module)
+        self._open.callback(self._end_head, self.head)
         self.api = self.head.api()
         self._token = self.api.token
         self._is_away = False
@@ -198,23 +199,25 @@ class HeadWorld(World):
     def clean_up(self) -> None:
         self._is_away = True
         self._thaw()
-        self._open.close()
         for consumer in self._consumers:
             consumer.is_closed = True
         for eater in self._eaters:
             eater.kill()
             eater.communicate()
+        self._open.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    def _end_head(self, head: ChaosHead) -> None:
         below = []
         with suppress(psutil.Error):
-            below = psutil.Process(self.head.process.pid).children(recursive=True)
-        self.head.process.kill()
-        self.head.wait(20)
+            below = psutil.Process(head.process.pid).children(recursive=True)
+        head.process.kill()
+        head.wait(20)
         for process in below:
             with suppress(psutil.Error):
                 process.kill()
-        self.head.close()
-        if self._disk is not None:
-            self._disk.close()
+        head.close()
 
     # -- what happens ------------------------------------------------------------------------------------------
 
