@@ -129,6 +129,18 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
 
 
 @pytest.mark.slow
+def test_ray_aborts_no_process_whose_head_is_slow() -> None:
+    script = """
+import signal, time
+from cormorant_worker.fleet.ray.cluster import signals_kept
+with signals_kept():
+    signal.alarm(3)  # as Ray's handler of SIGTERM does; Python's runs once Ray's head has answered
+    while signal.getitimer(signal.ITIMER_REAL)[0]:
+        time.sleep(0.01)
+"""
+    assert run_script(script).returncode == 0
+
+
 def test_two_fleets_share_one_ray_cluster() -> None:
     # In a process of its own: this one's tests have a cluster.
     code = """

@@ -16,6 +16,7 @@ from cormorant_worker.errors import FleetError, FleetInterrupted
 from cormorant_worker.fleet.options import RayOptions
 
 _CONNECT_S = 10.0
+_ALARM_S = 0.5
 
 
 _lock = threading.Lock()
@@ -81,7 +82,7 @@ class RayCluster:
             **store,
         )
         try:
-            with _signals_kept():
+            with signals_kept():
                 connect()
         except SystemExit as ended:
             if ended.code != signal.SIGTERM:
@@ -142,17 +143,28 @@ def disconnect() -> None:
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
+def signals_kept() -> Iterator[None]:
     """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
 
     Its C++ part puts a handler of its own before Python's, takes the signal for a crash, calls Python's, and has the
-    process aborted by an alarm three seconds later, which is taken back here.
+    process aborted by an alarm three seconds later. It is taken back again and again: Python's handler runs only after
+    the current call of Ray, which may wait longer for Ray's head.
     """
     handler = signal.getsignal(signal.SIGTERM)
     has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0  # it is the program's own
+    connected = threading.Event()
+
+    def take_back() -> None:
+        while not (connected.wait(_ALARM_S) or has_alarm):
+            signal.alarm(0)
+
+    taking_back = threading.Thread(target=take_back, name="alarm", daemon=True)
+    taking_back.start()
     try:
         yield
     finally:
+        connected.set()
+        taking_back.join()
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
         if not has_alarm:
