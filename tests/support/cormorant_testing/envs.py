@@ -23,8 +23,6 @@ import numpy as np
 import structlog
 from gymnasium import spaces
 
-ObservationKind = Literal["box", "image", "dict", "tuple", "discrete", "multi_discrete", "multi_binary", "nested"]
-ActionKind = Literal["discrete", "discrete_start", "box", "multi_discrete", "multi_binary", "dict", "tuple"]
 Ends = Literal["terminate", "truncate", "both", "alternate"]
 
 IDENT_MODULUS = 65521
@@ -252,8 +250,8 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         lengths: Sequence[int] | int = 5,
         longest: int = 0,
         ends: Ends = "terminate",
-        observation: ObservationKind = "box",
-        action: ActionKind = "discrete",
+        observation: str = "box",
+        action: str = "discrete",
         failures: Sequence[Mapping[str, Any]] = (),
         step_s: float = 0.0,
         busy_s: float = 0.0,
@@ -320,11 +318,6 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 
 def make_counting(**kwargs: Any) -> CountingEnv:
     return CountingEnv(**kwargs)
-
-
-def make_generous() -> gymnasium.Env[Any, Any]:
-    """Its rewards are infinite."""
-    return gymnasium.wrappers.TransformReward(CountingEnv(), lambda reward: float("inf"))
 
 
 class LogsAnything(CountingEnv):

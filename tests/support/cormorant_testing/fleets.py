@@ -63,7 +63,7 @@ def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> Collecto
     """The same job with inference servers, which act 0 where it acts randomly."""
     document = job.to_document()
     if "random" in document["spec"]["policy"]:
-        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.policies:zero"}
+        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.policies:constant", "kwargs": {"action": 0}}
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": servers}]
     if inference:
         document["spec"]["inference"] = inference

@@ -50,28 +50,9 @@ def counter(observation_space: Any, action_space: Any) -> nn.Module:
     return Counter()
 
 
-class Linear(nn.Module):
-    """A torch module: observation [n, 4] -> class indices [n]."""
-
-    def __init__(self, *spaces: Any) -> None:
-        super().__init__()
-        self.layer = nn.Linear(4, 5)
-
-    def forward(self, observation: Tensor) -> Tensor:
-        return self.layer(observation).argmax(-1)
-
-
-linear = Linear
-
-
 def plain(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
     """A plain callable: acts step % 5."""
     return lambda observation: observation[:, 2].long() % 5
-
-
-def zero(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
-    """A plain callable: acts 0."""
-    return lambda observation: torch.zeros(len(observation), dtype=torch.int64)
 
 
 def with_outputs(observation_space: Any, action_space: Any) -> Callable[[Tensor], dict[str, Any]]:
@@ -131,23 +112,6 @@ def raising_at(observation_space: Any, action_space: Any, *, step: int) -> Calla
         return torch.zeros(observation.shape[0], dtype=torch.int64)
 
     return act
-
-
-def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
-    """Two models, both of which act: the action is (policy's number, critic's number)."""
-    other = Versioned()
-
-    class Both(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.number = nn.Parameter(torch.zeros(()))
-            self.__dict__["other"] = other  # no submodule: its weights are published under its own name
-
-        def forward(self, observation: Tensor) -> Tensor:
-            n = observation.shape[0]
-            return torch.stack([self.number.expand(n), other.number.expand(n)], -1)
-
-    return {"policy": Both(), "critic": other}
 
 
 class Restless(nn.Module):

@@ -19,6 +19,7 @@ from cormorant.policies import mlp
 from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_testing.envs import CountingEnv
 from cormorant_testing.functional import CartPole
 from cormorant_testing.masks import MaskedAtTimes
 from cormorant_worker.collect.build import build_collector
@@ -38,7 +39,7 @@ from cormorant_worker.evaluation.results import (
 )
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.run_evaluation import evaluate, evaluation_job
-from manifest_making import collector_job
+from manifest_making import manifest
 
 COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
 
@@ -51,16 +52,10 @@ def job_of(
     max_steps: int = 0,
     **collection: Any,
 ) -> CollectorJob:
-    document = collector_job(
-        "evaluated",
-        {
-            "env": {**env, "maxEpisodeSteps": max_steps},
-            "policy": policy or {"random": {}},
-            "collection": {"framesPerBatch": 64, **collection},
-            "output": {"dataset": {"uri": str(folder)}},
-        },
-    )
-    return parse_job(document)
+    env = {**env, "maxEpisodeSteps": max_steps}
+    output = {"dataset": {"uri": str(folder)}}
+    collection = {"framesPerBatch": 64, **collection}
+    return parse_job(manifest(env=env, policy=policy or {"random": {}}, collection=collection, output=output))
 
 
 def counting(
@@ -139,9 +134,10 @@ def test_processes_that_write_the_same_results_do_not_meet(tmp_path: Path) -> No
 
 
 def test_a_return_that_is_no_finite_number_is_named(tmp_path: Path) -> None:
-    env = {"gymnasium": {"entrypoint": "cormorant_testing.envs:make_generous", "vectorization": "inline"}}
+    generous = gymnasium.wrappers.TransformReward(CountingEnv(), lambda _: np.inf)
+    job = job_of(tmp_path, {"gymnasium": COUNTING}, seed=6, episodes={"count": 1})
     with pytest.raises(EnvError, match="the episode with seed 6 has a return of inf after 1 steps"):
-        player_of(job_of(tmp_path, env, seed=6, episodes={"count": 1})).play([0])
+        player_of(job, WorkerOverrides(envs=(lambda: generous,))).play([0])
 
 
 def test_environments_are_built_before_episodes_are_timed(tmp_path: Path) -> None:
@@ -229,14 +225,8 @@ def test_results_survive_and_what_is_missing_is_played(tmp_path: Path) -> None:
 def subject_job(folder: Path, **changes: Any) -> CollectorJob:
     """An evaluation with fields of its spec replaced, by dotted path."""
     env = {"gymnasium": COUNTING, "info": [{"key": "step", "dtype": "float32", "shape": []}]}
-    document = job_of(folder, env, seed=5, episodes={"count": 6}).to_document()
-    for path, value in changes.items():
-        *blocks, name = path.split(".")
-        parent = document["spec"]
-        for block in blocks:
-            parent = parent[block]
-        parent[name] = value
-    return parse_job(document)
+    spec = job_of(folder, env, seed=5, episodes={"count": 6}).to_document()["spec"]
+    return parse_job(manifest(**spec | {path.replace(".", "__"): value for path, value in changes.items()}))
 
 
 @pytest.mark.parametrize(
