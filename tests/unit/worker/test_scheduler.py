@@ -26,13 +26,23 @@ LAYOUT = Layout(
 )
 
 
+def make_schedule(mode: str = "sync", *, total: int | None = None, bound: int | None = None, **more: Any) -> Scheduler:
+    return Scheduler(mode=mode, total_frames=total, max_staleness=bound, **({"frames_per_batch": 10} | more))
+
+
 def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: int) -> list[Grant]:
-    """What `grants` gives when these workers may collect and hold so many tickets."""
+    """What `grants` gives when these workers, of one group, may collect and hold so many tickets."""
     for slot in tuple(schedule.held):
         schedule.may_not_collect(slot)
     for slot, tickets in held.items():
         schedule.may_collect(slot, holds=tickets)
-    return schedule.grants(**limits)
+    return schedule.grants(**{"num_workers": len(held), "ahead_of_consumer": 0, "room": 9} | limits)
+
+
+def begun(schedule: Scheduler, workers: int) -> tuple[list[tuple[str, int]], list[Grant]]:
+    """So many workers that hold a ticket each, and get their second one."""
+    places = [("cpu", i) for i in range(workers)]
+    return places, hand_out(schedule, dict.fromkeys(places, 1), room=workers)
 
 
 def queue_of(
@@ -66,13 +76,9 @@ class Books(RuleBasedStateMachine):
     )
     def begin(self, *, mode: str, total: int, bound: int | None, workers: int, capacity: int, **more: Any) -> None:
         self.total, self.bound, self.capacity, self.drops = total, bound, capacity, more["drops"]
-        self.schedule = Scheduler(
-            mode=mode,
-            frames_per_batch=more["frames_per_batch"],
-            total_frames=total,
-            max_staleness=bound,
-            preemptive_threshold=more["threshold"] if mode == "sync" else 1.0,
-        )
+        sizes = {"frames_per_batch": more["frames_per_batch"], "total": total}
+        threshold = more["threshold"] if mode == "sync" else 1.0
+        self.schedule = make_schedule(mode, bound=bound, preemptive_threshold=threshold, **sizes)
         self.told: set[tuple[int, tuple[str, int]]] = set()
         """Rounds and those of their members that are to hand over what they have."""
         self.deliveries = queue_of(self.schedule, blocks=0, capacity=capacity, drops=self.drops)
@@ -270,11 +276,8 @@ def test_a_round_that_a_preemption_completes_is_delivered() -> None:
     [(0.01, 4, 1), (2 / 3, 3, 2), (0.7, 4, 3), (0.75, 4, 3), (0.28, 25, 7)],
 )
 def test_stragglers_are_told_once_enough_have_landed(threshold: float, workers: int, enough: int) -> None:
-    schedule = Scheduler(
-        mode="sync", frames_per_batch=10, total_frames=600, max_staleness=None, preemptive_threshold=threshold
-    )
-    places = [("cpu", i) for i in range(workers)]
-    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
+    schedule = make_schedule(total=600, preemptive_threshold=threshold)
+    places, grants = begun(schedule, workers)
     found = grants[0][0]
     for i, (_, slot) in enumerate(grants[:enough]):
         schedule.landed(found, slot, 10)
@@ -288,12 +291,8 @@ def test_stragglers_are_told_once_enough_have_landed(threshold: float, workers: 
 
 
 def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
-    schedule = Scheduler(
-        mode="sync", frames_per_batch=10, total_frames=90, max_staleness=None, preemptive_threshold=0.5
-    )
-    places = [("cpu", i) for i in range(4)]
-    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
-    found = grants[0][0]
+    schedule = make_schedule(total=90, preemptive_threshold=0.5)
+    places, ((found, _), *_) = begun(schedule, 4)
     schedule.lost(found, places[0])
     assert schedule.forget_member(places[0], only_preempted=True) == []
     assert found.pending == {places[0]}, "its next worker gets the ticket"
@@ -308,15 +307,14 @@ def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_drain_keeps_what_landed_and_waits_for_no_lost_worker(mode: str) -> None:
-    schedule = Scheduler(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
-    places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
-    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
+    schedule = make_schedule(mode)
+    places, grants = begun(schedule, 3)
     first, second, third = (found for found, _ in grants)
     schedule.landed(first, places[0], 10)
     schedule.lost(second, places[1])
     assert schedule.drain() == []  # the third is still at work
     assert not schedule.is_done
-    assert hand_out(schedule, {places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
+    assert hand_out(schedule, {places[1]: 0}, num_workers=3) == []
     schedule.lost(third, places[2])
     assert schedule.forget_member(places[2]) == ([first] if mode == "sync" else [])
     schedule.accepted(first.number)
@@ -325,22 +323,18 @@ def test_drain_keeps_what_landed_and_waits_for_no_lost_worker(mode: str) -> None
 
 
 def test_sync_shares_the_last_round_out_evenly() -> None:
-    schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=37, max_staleness=None)
+    schedule = make_schedule(total=37)
     held = {("cpu", i): 0 for i in range(3)}
-    assert hand_out(schedule, {("cpu", 0): 0}, num_workers=3, ahead_of_consumer=0, room=9) == [], "it waits for all"
-    sizes = []
-    for _ in range(2):
-        grants = hand_out(schedule, held, num_workers=3, ahead_of_consumer=0, room=3)
-        sizes.append([found.frames[slot] for found, slot in grants])
+    assert hand_out(schedule, {("cpu", 0): 0}, num_workers=3) == [], "it waits for all"
+    sizes = [[found.frames[slot] for found, slot in hand_out(schedule, held, room=3)] for _ in range(2)]
     assert sizes == [[10, 10, 10], [3, 2, 2]]
     assert schedule.remaining_frames == 0
 
 
 def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
-    schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=21, max_staleness=None)
+    schedule = make_schedule(total=21)
     deliveries = queue_of(schedule, capacity=4, blocks=4)
-    held = {("cpu", 0): 0, ("cpu", 1): 0}
-    grants = hand_out(schedule, held, num_workers=2, ahead_of_consumer=0, room=4)
+    grants = hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0}, room=4)
     shares = [(found.number, slot[1], found.frames[slot]) for found, slot in grants]
     assert shares == [(0, 0, 10), (0, 1, 10), (1, 0, 1)]
     accepted = []
@@ -352,17 +346,17 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
 
 
 def test_workers_take_turns_when_the_consumer_is_slow() -> None:
-    schedule = Scheduler(mode="async", frames_per_batch=4, total_frames=None, max_staleness=None)
+    schedule = make_schedule("async")
     idle = {("cpu", 0): 0, ("cpu", 1): 0, ("gpu", 0): 0}
     turns = []
     for _ in range(6):
-        ((found, slot),) = hand_out(schedule, idle, num_workers=3, ahead_of_consumer=0, room=1)
-        schedule.landed(found, slot, 4)
+        ((found, slot),) = hand_out(schedule, idle, room=1)
+        schedule.landed(found, slot, 10)
         schedule.accepted(found.number)
         turns.append(slot)
     assert turns == [("cpu", 0), ("cpu", 1), ("gpu", 0)] * 2
     # Idle ones come before those that have a ticket.
-    ((_, slot),) = hand_out(schedule, {("cpu", 0): 1, ("gpu", 0): 0}, num_workers=3, ahead_of_consumer=0, room=1)
+    ((_, slot),) = hand_out(schedule, {("cpu", 0): 1, ("gpu", 0): 0}, num_workers=3, room=1)
     assert slot == ("gpu", 0)
 
 
@@ -370,16 +364,15 @@ def test_workers_take_turns_when_the_consumer_is_slow() -> None:
     ("bound", "ahead", "expected"), [(0, 0, 1), (0, 1, 0), (1, 1, 1), (1, 2, 0), (2, 0, 2), (None, 9, 4)]
 )
 def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | None, ahead: int, expected: int) -> None:
-    schedule = Scheduler(mode="async", frames_per_batch=10, total_frames=None, max_staleness=bound)
-    held = {("cpu", 0): 0, ("cpu", 1): 0}
-    assert len(hand_out(schedule, held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
+    schedule = make_schedule("async", bound=bound)
+    assert len(hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0}, ahead_of_consumer=ahead)) == expected
 
 
 @pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
 def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted: int) -> None:
-    schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
+    schedule = make_schedule("async", total=5, bound=0)
     deliveries = queue_of(schedule, has_dataset=has_dataset)
-    (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
+    (grant,) = hand_out(schedule, {("cpu", 0): 0})
     land(deliveries, grant, version=3)
     assert schedule.accepted_frames == 5
     assert deliveries.take(min_version=4) is None
@@ -389,10 +382,9 @@ def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted:
 
 @pytest.mark.parametrize(("versions", "is_taken"), [((-1, 3), False), ((-1, 4), True), ((-1, -1), True)])
 def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_taken: bool) -> None:
-    schedule = Scheduler(mode="sync", frames_per_batch=5, total_frames=10, max_staleness=0)
+    schedule = make_schedule(total=10, bound=0)
     deliveries = queue_of(schedule)
-    places = [("cpu", 0), ("cpu", 1)]
-    grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
+    grants = hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0})
     for grant, version in zip(grants, versions, strict=True):
         land(deliveries, grant, version=version)
     assert (deliveries.take(min_version=4) is not None) is is_taken
