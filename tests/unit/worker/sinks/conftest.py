@@ -2,12 +2,15 @@
 
 import uuid
 from collections import defaultdict
-from types import SimpleNamespace
+from copy import deepcopy
 
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
+from cormorant_postproc import frames_of
+from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
@@ -33,10 +36,6 @@ INFO = (
     Leaf(key=("info", "won"), shape=(), dtype=np.dtype(np.bool_)),
 )
 HIDDEN = Leaf(key=("hidden",), shape=(2, 3), dtype=np.dtype(np.float32))
-
-
-LEAVES = ("observation", "states", "action", "outputs", "info")
-PLAIN = ("reward", "terminated", "truncated", "policy_version")
 
 
 class Dice:
@@ -66,8 +65,8 @@ class Dice:
             info=INFO if info else (),
         )
         self.block = Block(self.layout)
-        # Each trajectory as it was made: lists of values by name.
-        self.made = defaultdict(lambda: SimpleNamespace(**{name: [] for name in LEAVES + PLAIN}))
+        # The frames of each trajectory, batch by batch, as a learner gets them.
+        self.made = defaultdict(list)
         self.next_id = num_envs
         self.ids = list(range(num_envs))
         self.obs = [self._observe() for _ in range(num_envs)]
@@ -105,13 +104,17 @@ class Dice:
             ):
                 carried[length, column] = value
         self.frames += sum(lengths)
+        frames = frames_of(to_tensordict(deepcopy(block)))  # which clears the padding
+        for number in frames["collector", "traj_ids"].unique().tolist():
+            self.made[number].append(frames[frames["collector", "traj_ids"] == number])
         return block
 
     def _step(self, row, column):
-        block, made = self.block, self.made[self.ids[column]]
+        block = self.block
         terminated, truncated = (bool(x) for x in self.rng.random(2) < self.end_odds)
-        carried = {"observation": self.obs[column], "states": self.states[column]}
-        arrays = {
+        leaves_of = {
+            "observation": self.obs[column],
+            "states": self.states[column],
             "action": tuple(np.asarray(space.sample()) for space in leaf_spaces(self.action_space)),
             "outputs": (np.float32(self.rng.normal()),),
             "info": tuple((self.rng.normal(size=leaf.shape) * 2).astype(leaf.dtype) for leaf in self.layout.info),
@@ -121,20 +124,15 @@ class Dice:
             "terminated": terminated,
             "truncated": truncated,
             "policy_version": self.version,
+            "is_init": self.fresh[column],
+            "traj_ids": self.ids[column],
         }
-        for name, values in (carried | arrays).items():
+        for name, values in leaves_of.items():
             for array, value in zip(getattr(block, name), values, strict=True):
                 array[row, column] = value
-        for name, value in (plain | {"is_init": self.fresh[column], "traj_ids": self.ids[column]}).items():
+        for name, value in plain.items():
             getattr(block, name)[row, column] = value
-        if not made.observation:
-            made.observation.append(self.obs[column])
-            made.states.append(self.states[column])
-        for name, value in (arrays | plain).items():
-            getattr(made, name).append(value)
         self.obs[column], self.states[column] = self._observe(), self._remember()
-        made.observation.append(self.obs[column])
-        made.states.append(self.states[column])
         self.fresh[column] = False
         if terminated or truncated:
             final = tuple(np.asarray(a)[None] for a in self.obs[column])
@@ -161,25 +159,18 @@ class Dice:
 
     def assert_trajectory(self, read):
         """A TensorDict `[T]` has every value of the trajectory that was made."""
-        made = self.made[int(read["collector", "traj_ids"][0])]
-        assert read.batch_size == (len(made.reward),)
-        keyed = [(leaf.key, made.observation, i) for i, leaf in enumerate(self.layout.observation)]
-        keyed += [(leaf.key, made.states, i) for i, leaf in enumerate(self.layout.states)]
-        for key, steps, leaf in keyed:
-            wanted = np.array([step[leaf] for step in steps])
-            np.testing.assert_array_equal(read[key], wanted[:-1])
-            np.testing.assert_array_equal(read["next", *key], wanted[1:])
-        for name in ("action", "outputs", "info"):
-            for place, leaf in enumerate(getattr(self.layout, name)):
-                wanted = np.array([step[place] for step in getattr(made, name)])
-                key = ("next", *leaf.key) if name == "info" else leaf.key
-                np.testing.assert_array_equal(read[key], wanted)
-                assert str(read[key].dtype).removeprefix("torch.") == leaf.dtype.name
-        for name in ("reward", "terminated", "truncated"):
-            np.testing.assert_array_equal(read["next", name][:, 0], np.array(getattr(made, name)))
-        np.testing.assert_array_equal(read["next", "done"], read["next", "terminated"] | read["next", "truncated"])
-        assert not self.layout.states or read["is_init"][:, 0].nonzero().flatten().tolist() == [0]
-        np.testing.assert_array_equal(read["collector", "policy_version"], np.array(made.policy_version))
+        made = self.trajectory(int(read["collector", "traj_ids"][0]))
+        assert set(read.keys(True, True)) == set(made.keys(True, True))
+        for key, values in made.items(True, True):
+            np.testing.assert_array_equal(read[key].numpy(), values.numpy(), str(key), strict=True)
+
+    def trajectory(self, number):
+        return torch.cat(self.made[number])
+
+    def go_on(self, writer):
+        """Tell a writer where the trajectories are, as a worker does that goes on with another one's."""
+        lengths = [sum(map(len, self.made.get(number, ()))) for number in self.ids]
+        writer.go_on(np.array(self.ids), np.array(lengths))
 
 
 @pytest.fixture(scope="session")
@@ -200,7 +191,7 @@ def stored(tmp_path):
         dataset = open_dataset(str(uri or tmp_path / "dataset"), dice.description())
         for part in parts:
             with dataset.writer(part, dice.layout) as writer:
-                writer.go_on(np.array(dice.ids), np.array([len(dice.made[number].reward) for number in dice.ids]))
+                dice.go_on(writer)
                 for _ in range(shards):
                     writer.append(dice.fill())
                     writer.flush()

@@ -122,13 +122,14 @@ def test_minari_reads_keys_that_hdf5_would_take_for_paths_and_integers(make_dice
     open_dataset(uri, dice.description())  # as a job does that goes on
     export(uri, tmp_path / "out", to="minari")
     episode = next(minari.MinariDataset(str(tmp_path / "out" / "data")).iterate_episodes())
-    wanted = np.array(dice.made[int(episode.infos["traj_id"][0])].observation, dtype=object)
+    made = dice.trajectory(int(episode.infos["traj_id"][0]))
     stored_as = {
         name: {"a/b": "a%2Fb", "a%2Fb": "a%252Fb", ".": "%2E"}.get(name, str(name)) for name in dice.observation_space
     }
     assert set(episode.observations) == set(stored_as.values())
-    for leaf, name in enumerate(stored_as.values()):
-        np.testing.assert_array_equal(episode.observations[name], np.stack([step[leaf] for step in wanted]))
+    for leaf, name in zip(dice.layout.observation, stored_as.values(), strict=True):
+        wanted = np.concatenate([made[leaf.key], made["next", *leaf.key][-1:]])
+        np.testing.assert_array_equal(episode.observations[name], wanted)
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

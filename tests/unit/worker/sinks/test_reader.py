@@ -149,7 +149,7 @@ def test_frames_that_come_later_are_not_part_of_it(make_dice, stored):
     whole = stored(dice)
     dataset = read_dataset(whole.uri)
     with whole.writer("cpu-2-0", dice.layout) as writer:
-        writer.go_on(np.array(dice.ids), np.array([len(dice.made[number].reward) for number in dice.ids]))
+        dice.go_on(writer)
         writer.append(dice.fill())
     assert len(read_dataset(whole.uri)) == len(dataset) + 12
     assert sum(map(len, dataset.frames())) == len(dataset) == sum(dataset.episodes["length"].to_pylist())
@@ -177,15 +177,15 @@ def test_episodes_say_what_the_trajectories_were(case):
     dice, dataset = case
     table = dataset.episodes
     for row, read in zip(table.to_pylist(), dataset.trajectories(), strict=True):
-        made = dice.made[row["traj_id"]]
+        made = dice.trajectory(row["traj_id"])
+        after, versions = made["next"], made["collector", "policy_version"]
         assert row["traj_id"] == read["collector", "traj_ids"][0]
-        assert (row["length"], row["first_step"]) == (len(made.reward), 0)
-        assert row["return"] == sum(map(float, made.reward))
-        assert (row["terminated"], row["truncated"]) == (made.terminated[-1], made.truncated[-1])
-        assert row["min_policy_version"] == min(made.policy_version)
-        assert row["max_policy_version"] == max(made.policy_version)
+        assert (row["length"], row["first_step"]) == (len(made), 0)
+        assert row["return"] == sum(after["reward"].flatten().tolist())
+        assert (row["terminated"], row["truncated"]) == (after["terminated"][-1], after["truncated"][-1])
+        assert (row["min_policy_version"], row["max_policy_version"]) == (versions.min(), versions.max())
         if dice.layout.info:
-            assert (row["info.lives"], row["info.won"]) == (made.info[-1][0], made.info[-1][2])
+            assert (row["info.lives"], row["info.won"]) == (after["info", "lives"][-1], after["info", "won"][-1])
             assert "info.traj_id" not in row
     assert sum(map(any, zip(*table.select(["terminated", "truncated"]), strict=True))) == dataset.info.episodes
 
@@ -195,11 +195,11 @@ def test_polars_reads_the_table_of_frames(case):
     table = polars.from_arrow(dataset.to_arrow())
     assert table.height == dice.frames
     returns = dict(table.group_by("traj_id").agg(polars.col("reward").cast(polars.Float64).sum()).iter_rows())
-    for traj_id, made in dice.made.items():
-        assert returns[traj_id] == pytest.approx(sum(map(float, made.reward)))
+    for traj_id in dice.made:
+        assert returns[traj_id] == pytest.approx(sum(dice.trajectory(traj_id)["next", "reward"].flatten().tolist()))
     leaf = dice.layout.observation[0]
     rows = table.filter(polars.col("traj_id") == 0)[".".join(leaf.key)].to_list()
-    wanted = np.array([step[0] for step in dice.made[0].observation[:-1]]).reshape(len(rows), -1)
+    wanted = dice.trajectory(0)[leaf.key].flatten(1)
     np.testing.assert_array_equal(np.array(rows).reshape(wanted.shape), wanted)
 
 
