@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 from cormorant import RayOptions, make_collector, open_fleet
 from cormorant.policies import mlp
+from cormorant_testing.collecting import assert_same
 from cormorant_worker.policy.actor import Staging
 from manifest_making import collector_job
 
@@ -60,21 +62,26 @@ def test_drawn_actions_follow_the_seed_not_the_callers_generator() -> None:
     assert torch.equal(collect(), collect())
 
 
-def test_gpu_group_acts_on_cuda_and_stores_where_told() -> None:
-    with open_fleet(job(device="gpu"), workers=1, storing_device="cuda") as fleet:
+@pytest.mark.parametrize(
+    ("workers", "engine"),
+    [(1, None), pytest.param(2, RayOptions(num_gpus=0.5), marks=pytest.mark.slow, id="sharing a GPU of Ray's")],
+)
+def test_gpu_group_acts_on_cuda_and_stores_where_told(workers: int, engine: RayOptions | None) -> None:
+    with open_fleet(job(device="gpu"), workers=workers, engine=engine, storing_device="cuda") as fleet:
         frames = 0
         for batch in fleet.batches():
             assert batch.device is not None
             assert batch.device.type == "cuda"
             frames += batch.numel()
             if frames == 128:
-                assert fleet.publish(mlp(*fleet.spaces), wait=20).applied == ("main-0",)
+                applied = fleet.publish(mlp(*fleet.spaces), wait=20).applied
+                assert applied == ("main-0", "main-1")[:workers]
     assert frames == 640
 
 
 @pytest.mark.parametrize("entrypoint", ["mlp", "lstm"])
 def test_recorded_steps_are_the_same_frame_by_frame(entrypoint: str) -> None:
-    def collect(mode: str) -> list[torch.Tensor]:
+    def collect(mode: str) -> list[TensorDict]:
         vector = {"entrypoint": "examples.torch_cartpole:TorchCartPole", "numEnvs": 64, "kwargs": {"device": "cuda"}}
         manifest = job(entrypoint=entrypoint, exploration="random")
         manifest["spec"] |= {"env": {"vector": vector}}
@@ -90,17 +97,4 @@ def test_recorded_steps_are_the_same_frame_by_frame(entrypoint: str) -> None:
             assert graphs is None or graphs.num_recorded == 16, graphs.refused
             return batches
 
-    for found, wanted in zip(collect("auto"), collect("off"), strict=True):
-        for key, value in wanted.items(include_nested=True, leaves_only=True):
-            assert torch.equal(found[key], value), key
-
-
-@pytest.mark.slow
-def test_gpu_group_shares_one_gpu_of_a_ray_cluster() -> None:
-    with open_fleet(job(device="gpu"), workers=2, engine=RayOptions(num_gpus=0.5)) as fleet:
-        frames = 0
-        for batch in fleet.batches():
-            frames += batch.numel()
-            if frames == 128:
-                assert fleet.publish(mlp(*fleet.spaces), wait=20).applied == ("main-0", "main-1")
-    assert frames == 640
+    assert_same(collect("auto"), collect("off"))

@@ -11,7 +11,7 @@ import pytest
 import ray
 import torch
 
-from cormorant_testing.collecting import make_job
+from cormorant_testing.collecting import assert_same, make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import of_session, run_script, start_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
@@ -36,11 +36,8 @@ def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None
         found = list(LocalFleet(fleet).batches(copy=True))
         assert fleet.stats().frames == 131
         assert balance(fleet) == 0
-    assert len(found) == len(expected) == 4
-    for ours, theirs in zip(found, expected, strict=True):
-        assert set(ours.keys(True, True)) == set(theirs.keys(True, True))
-        for key, value in ours.items(include_nested=True, leaves_only=True):
-            assert torch.equal(value, theirs[key]), key
+    assert len(found) == 4
+    assert_same(found, expected)
     # A fleet leaves a cluster alone that was there before it.
     assert ray.is_initialized()
 
@@ -147,9 +144,8 @@ def test_two_fleets_share_one_ray_cluster() -> None:
         import ray
         from cormorant_testing.collecting import make_job
         from cormorant_worker.fleet.fleet import WorkerFleet
-        from cormorant_worker.fleet.options import FleetOptions
+        from cormorant_worker.fleet.options import FleetOptions, RayOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
-        from cormorant_worker.fleet.options import RayOptions
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
         first = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         second = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))

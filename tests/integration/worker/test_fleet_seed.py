@@ -10,13 +10,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pytest
 import structlog
 import torch
 from tensordict import TensorDict
 
-from cormorant_testing.collecting import make_job
+from cormorant_testing.collecting import assert_same, make_job
 from cormorant_testing.envs import IDENT_MODULUS
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
@@ -45,15 +44,6 @@ def collect(fleet: WorkerFleet, batches: int) -> list[TensorDict]:
     return [reader.next_batch(60, copy=True) for _ in range(batches)]
 
 
-def assert_same_frames(ours: list[TensorDict], theirs: list[TensorDict], *, ids: bool = True) -> None:
-    for a, b in zip(ours, theirs, strict=True):
-        for batch in () if ids else (a, b):
-            batch.exclude(("collector", "traj_ids"), inplace=True)
-        assert set(a.keys(True, True)) == set(b.keys(True, True))
-        for key in a.keys(True, True):
-            np.testing.assert_array_equal(a[key].numpy(), b[key].numpy(), err_msg=str(key))
-
-
 def idents(batch: TensorDict) -> set[int]:
     """Which environments of `CountingEnv` collected it."""
     return set(batch["observation"][..., 0].long().unique().tolist())
@@ -80,10 +70,10 @@ def test_fleets_with_the_same_seed_collect_the_same_frames(job: Mapping[str, Any
             assert fleet.seed(9) == ("cpu-0", "cpu-1")
             assert fleet.stats().paused
             found.append(collect(fleet, 3))
-    assert_same_frames(*found)
+    assert_same(*found)
     # A fleet that was made with the seed collects them, too; its trajectories are others.
     with paused(**job, collection={"mode": "sync", "seed": 9}) as fleet:
-        assert_same_frames(found[0], collect(fleet, 3), ids=False)
+        assert_same(found[0], collect(fleet, 3), but=[("collector", "traj_ids")])
 
 
 @on_all_placements_slowly

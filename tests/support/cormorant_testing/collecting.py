@@ -1,10 +1,11 @@
 """Builders of collectors and jobs of CountingEnvs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from tensordict import TensorDict
 
 from cormorant_postproc import frames_of, normalized
 from cormorant_testing.check import Checker
@@ -118,6 +119,15 @@ def make_job(
     if run_policy:
         spec["runPolicy"] = dict(run_policy)
     return load_job(collector_job("counting", spec))
+
+
+def assert_same(found: Iterable[TensorDict], wanted: Iterable[TensorDict], *, but: Collection[Any] = ()) -> None:
+    """Every value of every batch, but for some keys."""
+    for ours, theirs in zip(found, wanted, strict=True):
+        keys = set(theirs.keys(True, True))
+        assert set(ours.keys(True, True)) == keys
+        for key in keys - {*but}:
+            np.testing.assert_array_equal(ours[key].numpy(), theirs[key].numpy(), str(key), strict=True)
 
 
 def seen_of(batch: Any, statistics: Any) -> Any:

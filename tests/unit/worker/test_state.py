@@ -10,8 +10,10 @@ import safetensors.numpy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tensordict import TensorDict
 
-from cormorant_testing.collecting import make_checker, make_collector
+from cormorant_postproc import frames_of
+from cormorant_testing.collecting import assert_same, make_checker, make_collector
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
@@ -19,27 +21,15 @@ from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.weights.blob import to_bytes
 from cormorant_worker.weights.staged import PolicyVersion
 
-
-def batches(collector: Collector, sizes: list[int]) -> list[dict]:
-    return [dict(collector.collect(num_steps=size).items(include_nested=True, leaves_only=True)) for size in sizes]
-
-
-def assert_equal(found: list[dict], expected: list[dict]) -> None:
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.keys() == theirs.keys()
-        for key, value in ours.items():
-            assert torch.equal(value, theirs[key]), key
-
-
 IDS = ("collector", "traj_ids")
 
 
-def without_ids(found: list[dict]) -> list[dict]:
-    return [{key: value for key, value in batch.items() if key != IDS} for batch in found]
+def batches(collector: Collector, sizes: list[int]) -> list[TensorDict]:
+    return [collector.collect(num_steps=size) for size in sizes]
 
 
-def ids_of(batch: dict) -> list[int]:
-    return batch[IDS][batch.get(("collector", "mask"), ...)].flatten().tolist()
+def ids_of(batch: TensorDict) -> list[int]:
+    return frames_of(batch)[IDS].tolist()
 
 
 @given(
@@ -65,7 +55,7 @@ def test_a_restored_collector_goes_on_bit_by_bit(
     own = batches(second, [11])  # whatever it did before is forgotten, but for the ids that it used
     second.restore(saved)
     found = batches(second, after)
-    assert_equal(without_ids(found), without_ids(expected))
+    assert_same(found, expected, but=[IDS])
     assert not set(ids_of(found[0])) & set(ids_of(own[0]))
     assert second.frames == first.frames == sum(before) + sum(after)
 
@@ -78,7 +68,7 @@ def test_no_id_is_delivered_twice_after_a_restore(policy: str) -> None:
     first = batches(collector, [30, 7])
     collector.restore(saved)
     again = batches(collector, [30, 7])
-    assert_equal(without_ids(again), without_ids(first))
+    assert_same(again, first, but=[IDS])
     # The same trajectories, one to one, and not one id that is the same.
     pairs = {pair for both in zip(again, first, strict=True) for pair in zip(*map(ids_of, both), strict=True)}
     ours, theirs = map(set, zip(*pairs, strict=True))
@@ -92,7 +82,7 @@ def test_restore_in_place_keeps_open_trajectories() -> None:
         saved = [batches(collector, [9]) and collector.state() for collector in (first, second)]
         target = make_collector(lengths=5) if is_new else second
         target.restore(saved[1])
-        assert_equal(batches(target, [20]), batches(first, [20]))
+        assert_same(batches(target, [20]), batches(first, [20]))
 
 
 def test_restored_trajectories_past_a_lower_limit_end_with_their_next_frame() -> None:
@@ -122,7 +112,7 @@ def test_restarted_environments_keep_their_seeds_in_a_state() -> None:
     second = make_collector(**options)
     second.restore(saved)
     assert second.env_restarts == 3
-    assert_equal(batches(second, [30]), batches(first, [30]))
+    assert_same(batches(second, [30]), batches(first, [30]))
 
 
 def test_the_learners_random_numbers_are_left_alone() -> None:
@@ -134,7 +124,7 @@ def test_the_learners_random_numbers_are_left_alone() -> None:
     assert torch.equal(torch.rand(4), expected)
     again = make_collector(policy="counter")
     torch.manual_seed(99)
-    assert_equal(batches(again, [30]), batches(make_collector(policy="counter"), [30]))
+    assert_same(batches(again, [30]), batches(make_collector(policy="counter"), [30]))
 
 
 @pytest.mark.parametrize(
@@ -149,7 +139,7 @@ def test_state_of_another_collector_is_refused(options: dict, words: str) -> Non
     other, control = make_collector(**options), make_collector(**options)
     with pytest.raises(StateError, match=words):
         other.restore(saved)
-    assert_equal(batches(other, [10]), batches(control, [10]))
+    assert_same(batches(other, [10]), batches(control, [10]))
 
 
 @pytest.mark.parametrize("data", [b"", b"nonsense", b"\x10\x00\x00\x00\x00\x00\x00\x00{}" + b" " * 14, bytes(100)])
