@@ -200,21 +200,24 @@ def test_a_policy_in_jax_in_one_loop(exploration: ExplorationType) -> None:
         assert (ours.weights.current()["policy"]["params.shift"] == 0.5).all(), "published weights act"
 
 
+def played_both_ways(kind: type, num_steps: int, **script: Any) -> Any:
+    """A batch without the host between two steps, which has the frames of single steps."""
+    ours, plain = (make_collector(**script) for _ in "12")
+    with ours, plain:
+        assert isinstance(ours._rollout, kind)
+        plain._rollout = None
+        found, wanted = (collector.collect(num_steps=num_steps) for collector in (ours, plain))
+    assert_same(found, wanted)
+    return found
+
+
 @pytest.mark.filterwarnings("error")
 def test_an_action_in_bfloat16_is_one_in_float32() -> None:
     def act(params: Any, observation: Any, key: Any) -> Any:
         return jnp.tanh(observation[:, :2] + params["shift"]).astype(jnp.bfloat16)
 
-    ours, plain = (
-        make_collector(env=EchoFunctions, num_envs=N, policy=JaxPolicy(act, {"shift": jnp.zeros(2, jnp.bfloat16)}))
-        for _ in "12"
-    )
-    with ours, plain:
-        assert isinstance(ours._rollout, ScanRollout)
-        plain._rollout = None
-        found, wanted = (collector.collect(num_steps=20 * N)["action"].numpy() for collector in (ours, plain))
-    np.testing.assert_array_equal(found, wanted)
-    assert found.any()
+    policy = JaxPolicy(act, {"shift": jnp.zeros(2, jnp.bfloat16)})
+    assert played_both_ways(ScanRollout, 20 * N, env=EchoFunctions, num_envs=N, policy=policy)["action"].any()
 
 
 class Flags(EchoFunctions):
@@ -233,12 +236,8 @@ class Flags(EchoFunctions):
 
 
 def test_flags_of_functions_in_one_loop() -> None:
-    with make_collector(env=Flags, num_envs=N, seed=7) as ours, make_collector(env=Flags, num_envs=N, seed=7) as plain:
-        assert isinstance(ours._rollout, ScanRollout)
-        plain._rollout = None
-        found, wanted = (collector.collect(num_steps=40 * N) for collector in (ours, plain))
-    assert wanted["next", "observation", "won"].any()
-    assert_same(found, wanted)
+    batch = played_both_ways(ScanRollout, 40 * N, env=Flags, num_envs=N, seed=7)
+    assert batch["next", "observation", "won"].any()
 
 
 def test_functions_give_their_tensors_without_a_copy() -> None:
@@ -328,15 +327,8 @@ def test_what_single_steps_refuse_is_refused(does: str, sentence: str) -> None:
 
 @pytest.mark.parametrize("does", ["counts", "lazy", "doubles"])
 def test_what_single_steps_accept_is_accepted(does: str) -> None:
-    info = [{"key": "step", "dtype": "float32", "shape": []}]
-    ours, plain = (
-        make_collector(env=partial(Simulator, does=does), num_envs=3, info=info, policy=constant(0.5)) for _ in "12"
-    )
-    with ours, plain:
-        assert isinstance(ours._rollout, DeviceRollout)
-        plain._rollout = None
-        found, wanted = (collector.collect(num_steps=30) for collector in (ours, plain))
-    assert_same(found, wanted)
+    script = {"num_envs": 3, "info": [{"key": "step", "dtype": "float32", "shape": []}], "policy": constant(0.5)}
+    found = played_both_ways(DeviceRollout, 30, env=partial(Simulator, does=does), **script)
     assert found["observation"].dtype == torch.float32
     np.testing.assert_array_equal(found["observation"][0, :, 0], [t % 4 for t in range(10)])
 
