@@ -158,25 +158,32 @@ class Strange(Party):
         return found
 
 
+def zoo(**block: Any) -> Document:
+    return {"pettingzoo": {"vectorization": "inline", **({} if "id" in block else {"entrypoint": PARTY}), **block}}
+
+
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        ({"groupMap": {"red": ["red_3"]}}, r"groups name red_3, which the environment does not have; did you mean"),
-        ({"groupMap": {"red": ["red_0", "red_1"]}}, r"the agent blue_0 is in none of the groups; write"),
-        ({"groupMap": {"a": ["red_0", "red_0"]}}, r"the agent red_0 is twice in the groups"),
-        ({"entrypoint": "cormorant_testing.agents:Unequal", "groups": "all"},
+        (zoo(groupMap={"red": ["red_3"]}), "groups name red_3, which the environment does not have; did you mean"),
+        (zoo(groupMap={"red": ["red_0", "red_1"]}), "the agent blue_0 is in none of the groups; write"),
+        (zoo(groupMap={"a": ["red_0", "red_0"]}), "the agent red_0 is twice in the groups"),
+        (zoo(entrypoint="cormorant_testing.agents:Unequal", groups="all"),
          r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
-        ({"groupMap": {"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}},
-         r"a group is called state, as another key of batches; name it otherwise"),
-        ({"entrypoint": "cormorant_testing.envs:make_counting"},
-         r"is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
-        ({"entrypoint": "", "id": "cormorant_testing/agents"}, r"cormorant_testing.agents has no parallel_env"),
+        (zoo(groupMap={"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}),
+         "a group is called state, as another key of batches; name it otherwise"),
+        (zoo(entrypoint="cormorant_testing.envs:make_counting"),
+         "is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
+        (zoo(id="cormorant_testing/agents"), "cormorant_testing.agents has no parallel_env"),
+        ({"gymnasium": {"entrypoint": PARTY}}, "not a gymnasium.Env; .* several agents in env.pettingzoo"),
+        ({"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}}, "has a single player; remove groups"),
+        ({"envpool": {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}},
+         "TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"),
     ],
 )  # fmt: skip
 def test_what_fits_no_groups_is_refused(env: Document, sentence: str) -> None:
-    block = {key: value for key, value in job(**env)["spec"]["env"]["pettingzoo"].items() if value != ""}
     with pytest.raises(EnvBuildError, match=sentence):
-        make_collector(env={"pettingzoo": block})
+        make_collector(env=env)
 
 
 @pytest.mark.parametrize(
@@ -189,11 +196,6 @@ def test_what_fits_no_groups_is_refused(env: Document, sentence: str) -> None:
 def test_agents_that_do_not_appear_are_named(what: str, sentence: str) -> None:
     with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
         collector.collect(num_steps=10)
-
-
-def test_single_environments_point_to_the_block() -> None:
-    with pytest.raises(EnvBuildError, match=r"Party, not a gymnasium.Env; .* several agents in env.pettingzoo"):
-        make_collector(env={"gymnasium": {"entrypoint": PARTY}})
 
 
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
@@ -309,14 +311,3 @@ def test_cars_of_intersection_act_at_once_in_one_group_or_one_each() -> None:
             after = torch.cat([two["next", f"player_{i}", key] for i in (0, 1)], 2)
             assert torch.equal(one["next", "agents", key], after)
     assert torch.equal(one["next", "agents", "reward"][:, :, 1], two["next", "player_1", "reward"][:, :, 0])
-
-
-def test_a_task_of_one_player_has_no_groups() -> None:
-    with pytest.raises(EnvBuildError, match="CartPole-v1 has a single player; remove groups"):
-        make_collector(env={"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}})
-
-
-def test_a_part_of_the_environments_cannot_be_waited_for() -> None:
-    block = {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}
-    with pytest.raises(EnvBuildError, match="TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"):
-        make_collector(env={"envpool": block})
