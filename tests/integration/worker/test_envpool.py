@@ -30,7 +30,6 @@ from cormorant_worker.envs.pools import calibrate
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, ManifestError, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
-from cormorant_worker.policy.actor import Acted
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import StagedWeights
@@ -111,11 +110,9 @@ def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0)
     return [task.open(num_threads=threads, seeds=part.tolist()) for part in parts]
 
 
-def collector_of(envs: list[Any], actor: Any = None) -> Collector:
+def collector_of(envs: list[Any]) -> Collector:
     random = RandomActor(envs[0].action_space, SEEDS.seed_of("actions"))
-    return Collector(
-        envs, actor or random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=StagedWeights({})
-    )
+    return Collector(envs, random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=StagedWeights({}))
 
 
 def test_data_do_not_depend_on_threads_or_env_groups() -> None:
@@ -132,25 +129,15 @@ def test_data_do_not_depend_on_threads_or_env_groups() -> None:
     assert not torch.equal(other["observation"][:, 0], first)
 
 
-class Sends:
-    """An actor that sends one array, and then zeros."""
-
-    outputs = states = initial_states = ()
-    device = torch.device("cpu")
-
-    def __init__(self, bad: np.ndarray) -> None:
-        self._bad: np.ndarray | None = bad
-
-    def act(self, obs: Any, states: Any, is_init: Any) -> Acted:
-        bad, self._bad = self._bad, None
-        return Acted((np.zeros(len(is_init), np.int64) if bad is None else bad,))
-
-
 def test_aborting_actions_never_reach_the_pool() -> None:
-    collector = collector_of(pools(3, env_groups=1, threads=1), Sends(np.array([0, 7, 0])))
-    with pytest.raises(InvalidAction, match=r"environment 1 is 7 \(1 of 3 environments\), outside Discrete\(2\)"):
-        collector.collect(num_steps=9)
-    assert (collector.collect(num_steps=9)["next", "reward"] == 1.0).all()
+    actions = torch.zeros(3, dtype=torch.int64)
+    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 3, "numThreads": 1}}
+    with make_collector(env=env, policy=lambda seen: actions[: len(seen)]) as collector:
+        actions[1] = 7
+        with pytest.raises(InvalidAction, match=r"environment 1 is 7 \(1 of 3 environments\), outside Discrete\(2\)"):
+            collector.collect(num_steps=9)
+        actions[1] = 0
+        assert (collector.collect(num_steps=9)["next", "reward"] == 1.0).all()
     with pytest.raises(PolicyMismatch):
         make_collector(job_of("CartPole-v1", 2, policy="wrong_shape"))
 

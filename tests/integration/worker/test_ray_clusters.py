@@ -26,9 +26,8 @@ from ray.cluster_utils import Cluster
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
 from cormorant_worker.fleet.fleet import WorkerFleet
-from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
-from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import load_job
 from cormorant_worker.local_fleet import LocalFleet

@@ -94,13 +94,9 @@ def test_returns_go_on_from_a_restored_state() -> None:
         assert found["next/reward"]["count"] == 12
 
 
-def seeing_job() -> Any:
-    collection = {"normalize": {"observation": {"clip": 3}}}
-    return make_job(policy="seer", action="box", num_envs=2, lengths=4, collection=collection)
-
-
 def test_a_collector_alone_keeps_statistics_over_a_restore() -> None:
-    job = seeing_job()
+    collection = {"normalize": {"observation": {"clip": 3}}}
+    job = make_job(policy="seer", action="box", num_envs=2, lengths=4, collection=collection)
     with stand_alone(job) as first, stand_alone(job) as second, stand_alone(job) as third:
         for version in (0, 1):
             if version:

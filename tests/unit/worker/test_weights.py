@@ -48,6 +48,8 @@ def test_impossible_publishes_are_refused() -> None:
     specs = specs_of_tensors({"policy": {"w": torch.zeros(2)}})
     with pytest.raises(WeightsMismatch, match="unexpected: typo"):
         verify({**specs, "typo": {}}, specs)
+    with pytest.raises(WeightsError, match=r"policy/a is torch.complex128, which safetensors cannot hold"):
+        WeightsBlob.of({"policy": {"a": torch.ones(1, dtype=torch.complex128)}})
 
 
 def test_several_models_are_applied_together_or_not_at_all() -> None:
@@ -250,11 +252,6 @@ def test_the_header_alone_tells_what_does_not_fit() -> None:
     many = {f"t{i}": torch.ones(1) for i in range(30)}
     with pytest.raises(WeightsMismatch, match=r"32 tensors do not fit.* and 12 more; nothing was applied"):
         verify(WeightsBlob.of({"policy": many}).specs, specs)
-
-
-def test_a_dtype_without_a_name_is_refused() -> None:
-    with pytest.raises(WeightsError, match=r"policy/a is torch.complex128, which safetensors cannot hold"):
-        WeightsBlob.of({"policy": {"a": torch.ones(1, dtype=torch.complex128)}})
 
 
 def keep(kept: CachedWeights, version: int, *models: str, text: str = "") -> None:

@@ -158,6 +158,7 @@ def test_whole_episodes_of_trajs_per_batch() -> None:
         masks = [batch["collector", "mask"] for batch in batches]
         assert [mask.sum(1).tolist() for mask in masks] == [[3, 3, 4, 3], [4, 3, 4, 4], [3, 3]]
         for batch, mask in zip(batches, masks, strict=True):
+            assert batch.names == [None, "time"]
             ended = batch["next", "done"].squeeze(-1).sum(1)
             assert (ended == 1).all(), "one whole episode a row"
             assert batch["observation"][..., 2][mask].tolist() == [t for row in mask for t in range(int(row.sum()))]

@@ -446,23 +446,6 @@ def test_padding_has_the_trajectory_id_of_torchrls() -> None:
     assert batch["collector", "traj_ids"].tolist() == [[5, 6, -1], [0, -1, -1]]
 
 
-def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
-    pool = EpisodePool(read_settings({"trajs_per_batch": 2}, num_collectors=1))
-    no, yes = False, True
-    envs = ["cpu-0", "cpu-1"]
-    pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]), envs)
-    assert not pool.complete
-    pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]), envs)
-    found = pool.complete.popleft()
-    assert found["n"].tolist() == [[1, 2, 0], [3, 1, 2]]
-    assert found["collector", "mask"].tolist() == [[True, True, False], [True, True, True]]
-    assert found.names == [None, "time"]
-    assert pool.finish()
-    assert pool.complete.popleft()["n"].tolist() == [[4, 5, 6, 4]]
-    assert not pool.finish()
-    assert pool.given_up == 1
-
-
 def test_open_episode_keeps_its_own_frames_alone() -> None:
     pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
     batch = frames([[1] * 10] + [[2] * 10] * 99, [[False] * 10] + [[False] * 9 + [True]] * 99)
