@@ -172,7 +172,7 @@ def zoo(**block: Any) -> Document:
          r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
         (zoo(groupMap={"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}),
          "a group is called state, as another key of batches; name it otherwise"),
-        (zoo(entrypoint="cormorant_testing.envs:make_counting"),
+        (zoo(entrypoint="cormorant_testing.envs:CountingEnv"),
          "is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
         (zoo(id="cormorant_testing/agents"), "cormorant_testing.agents has no parallel_env"),
         ({"gymnasium": {"entrypoint": PARTY}}, "not a gymnasium.Env; .* several agents in env.pettingzoo"),

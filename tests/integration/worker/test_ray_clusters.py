@@ -103,9 +103,9 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
 def test_workers_are_spread_over_nodes_with_their_code(tmp_path: Path) -> None:
     (tmp_path / "sent_along.py").write_text(
         "import os\n"
-        "from cormorant_testing.envs import make_counting\n"
+        "from cormorant_testing.envs import CountingEnv\n"
         "def make():\n"
-        "    return make_counting(lengths=int(os.environ['LENGTH']))\n"
+        "    return CountingEnv(lengths=int(os.environ['LENGTH']))\n"
     )
     told = run(
         """

@@ -316,10 +316,6 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         return ""
 
 
-def make_counting(**kwargs: Any) -> CountingEnv:
-    return CountingEnv(**kwargs)
-
-
 class LogsAnything(CountingEnv):
     """Logs what a fleet's own log lines hold, and what no other process can read."""
 

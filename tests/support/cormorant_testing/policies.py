@@ -131,9 +131,6 @@ class Restless(nn.Module):
         return torch.full((len(obs),), number % self.num_actions)
 
 
-restless = Restless
-
-
 def locked(observation_space: Any, action_space: Any) -> Restless:
     policy = Restless(observation_space, action_space)
     policy.lock = threading.Lock()

@@ -11,7 +11,7 @@ from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
 from cormorant_worker.spaces import Arrays, flatten, leaves
 
-COUNTING = "cormorant_testing.envs:make_counting"
+COUNTING = "cormorant_testing.envs:CountingEnv"
 
 
 def counting(**kwargs: Any) -> EnvFactory:

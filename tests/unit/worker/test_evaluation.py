@@ -91,8 +91,8 @@ CASES = {
     "envpool-random": (CARTPOLE, {"random": {}}),
     "gymnasium-mlp": ({"gymnasium": {"id": "Pendulum-v1", "vectorization": "inline"}}, MLP),
     "mujoco": ({"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4}}, MLP),
-    "restless": (CARTPOLE, {"entrypoint": "cormorant_testing.policies:restless"}),  # changes itself when it is called
-    "in-half": (CARTPOLE, {"entrypoint": "cormorant_testing.policies:restless", "dtype": "bfloat16"}),
+    "restless": (CARTPOLE, {"entrypoint": "cormorant_testing.policies:Restless"}),  # changes itself when it is called
+    "in-half": (CARTPOLE, {"entrypoint": "cormorant_testing.policies:Restless", "dtype": "bfloat16"}),
 }
 
 

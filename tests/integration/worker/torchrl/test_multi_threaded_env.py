@@ -30,17 +30,14 @@ def cartpole(num_workers: int, seed: Any, **options: Any) -> Any:
     return MultiThreadedEnv(num_workers, "CartPole-v1", create_env_kwargs={"seed": seed}, **options)
 
 
-def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
-    env = cartpole(3, 5)
-    played = env.rollout(120, break_when_any_done=False)
-    assert played.shape == (3, 120)
-    assert played["next", "done"].sum() >= 6
-    for row, seed in enumerate(seeds_of(5, 3)):
-        by_hand = ByHand("CartPole-v1", seed)
+def following(played: Any, seed: int) -> list[Any]:
+    """What plain pools observe before each action of these frames `[B, T]`; what they give for it is in the frames."""
+    seen = []
+    for row, own in zip(played, seeds_of(seed, len(played)), strict=True):
+        by_hand = ByHand("CartPole-v1", own)
         obs = by_hand.reset()
-        for t in range(120):
-            frame = played[row, t]
-            np.testing.assert_array_equal(frame["observation"].numpy(), obs)
+        for frame in row:
+            seen.append(obs)
             obs, reward, terminated, truncated = by_hand.step(frame["action"].item())
             np.testing.assert_array_equal(frame["next", "observation"].numpy(), obs)
             assert frame["next", "reward"].item() == reward == 1.0
@@ -49,24 +46,21 @@ def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
             assert frame["next", "done"].item() == any(flags)
             if any(flags):
                 obs = by_hand.go_on()
+    return seen
+
+
+def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
+    played = cartpole(3, 5).rollout(120, break_when_any_done=False)
+    assert played.shape == (3, 120)
+    assert played["next", "done"].sum() >= 6
+    np.testing.assert_array_equal(played["observation"].flatten(0, 1).numpy(), following(played, 5))
 
 
 def test_rand_step_continues_from_the_current_state() -> None:
     env = cartpole(2, 5)
-    by_hand = [ByHand("CartPole-v1", seed) for seed in seeds_of(5, 2)]
-    for pool in by_hand:
-        pool.reset()
-    ends = 0
-    for _ in range(60):
-        stepped = env.rand_step()
-        for row, pool in enumerate(by_hand):
-            obs, _, *flags = pool.step(stepped["action"][row].item())
-            np.testing.assert_array_equal(stepped["next", "observation"][row].numpy(), obs)
-            assert stepped["next", "done"][row].item() == any(flags)
-            if any(flags):
-                pool.go_on()
-                ends += 1
-    assert ends >= 2
+    played = torch.stack([env.rand_step() for _ in range(60)], 1)
+    assert played["next", "done"].sum() >= 2
+    following(played, 5)
 
 
 def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:

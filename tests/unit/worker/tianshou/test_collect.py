@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
@@ -59,15 +59,15 @@ def test_n_step_is_exact_in_number_and_in_every_value(num_envs: int, lengths: li
     assert collector.collect_episode == len(returns)
 
 
-@given(num_envs=st.integers(1, 4), lengths=LENGTHS, more=st.lists(st.integers(0, 9), min_size=1, max_size=3))
+@given(num_envs=st.integers(1, 4), lengths=LENGTHS, counts=st.lists(st.integers(1, 12), min_size=1, max_size=3))
+@example(num_envs=3, lengths=[4], counts=[2])  # fewer episodes than environments are played by the first ones
 @settings(max_examples=15)
 def test_n_episode_is_exact_and_every_environment_has_its_share(
-    num_envs: int, lengths: list[int], more: list[int]
+    num_envs: int, lengths: list[int], counts: list[int]
 ) -> None:
     collector = make(num_envs, env={"lengths": tuple(lengths)})
     played = 0
-    for extra in more:
-        count = num_envs + extra
+    for count in counts:
         stats = collector.collect(n_episode=count)
         batch = latest(collector)
         assert stats.n_collected_episodes == len(stats.returns) == len(stats.lens) == count
@@ -317,12 +317,6 @@ def test_arguments_of_tianshou_2_are_taken_or_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             make(**options)
-
-
-def test_fewer_episodes_than_environments_are_played_by_the_first() -> None:
-    collector = make(3, env={"lengths": (4,)})
-    assert collector.collect(n_episode=2).lens.tolist() == [4, 4]
-    assert latest(collector)["collector", "mask"].sum(1).tolist() == [4, 4, 0]
 
 
 @pytest.mark.parametrize("mode", AutoresetMode)
