@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -248,21 +249,13 @@ def test_closing_twice_and_under_a_waiting_consumer() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.01, collection={"framesPerBatch": 2000})
     fleet = make_fleet(job, workers=1)
     pids = [worker.pid for worker in fleet.stats().workers]
-    answers: list[object] = []
-
-    def consume() -> None:
-        try:
-            answers.append(fleet.borrow())
-        except FleetClosed as error:
-            answers.append(error)
-
-    consumer = threading.Thread(target=consume)
-    consumer.start()
-    until(lambda: not steady(fleet, 0.05))
-    fleet.close()
-    fleet.close()
-    consumer.join(timeout=5)
-    assert isinstance(answers[0], FleetClosed)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(fleet.borrow)
+        until(lambda: not steady(fleet, 0.05))
+        fleet.close()
+        fleet.close()
+        with pytest.raises(FleetClosed):
+            waiting.result(timeout=5)
     assert not any(psutil.pid_exists(pid) for pid in pids)
     with pytest.raises(FleetClosed):
         fleet.borrow()

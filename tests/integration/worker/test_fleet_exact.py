@@ -5,8 +5,8 @@ and over inference servers.
 import os
 import random
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, LastWorker, StaleWeights, WeightsMismatch, WorkerFailed
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
@@ -35,8 +36,7 @@ from cormorant_worker.worker.messages import Listening, Start
 def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, total: int) -> None:
     options = {"lengths": (3, 1, 7), "ends": "alternate"}
     job, checker = scene("counter", collection={"mode": mode, "totalFrames": total}, **options)
-    with make_fleet(job, workers=workers) as fleet:
-        reader = LocalFleet(fleet)
+    with reading(job, workers=workers) as (fleet, reader):
         sizes = [checker.take(batch) for batch in reader.batches()]
         assert sum(sizes) == fleet.stats().frames == total
         assert fleet.is_done
@@ -280,11 +280,8 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
             loans[1].tensordict()
         with fleet.borrow(timeout_s=20) as fourth:  # one came back: one goes out
             checker.take(fourth.tensordict(copy=True))
-        threads = [threading.Thread(target=loan.release) for loan in (*loans, *loans)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        with ThreadPoolExecutor(6) as pool:
+            list(pool.map(Loan.release, (*loans, *loans)))
         while (loan := fleet.borrow(timeout_s=20)) is not None:
             with loan:
                 checker.take(loan.tensordict())

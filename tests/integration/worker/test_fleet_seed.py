@@ -4,7 +4,6 @@ Publishing in the middle of collecting: when weights act, who gets them, who ref
 
 import os
 import signal
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from cormorant_testing.collecting import assert_same, make_job
 from cormorant_testing.envs import IDENT_MODULUS
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import Repeated, until
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.errors import FleetError, WeightsError
@@ -257,13 +256,10 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with reading(job, workers=1) as (fleet, reader):
         blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
-        deadline = time.monotonic() + 30
         for version in (1, 2):
             with fleet._changed:  # past the fleet's own check, which knows what workers accept
                 fleet._core.offers.publish(blob, PolicyVersion(version), fleet._engine.share(blob.memory))
-            while not fleet.receipt(version).refused:
-                assert time.monotonic() < deadline
-                reader.next_batch(timeout=30)
+            until(lambda number=version: fleet.skip(timeout_s=30) and fleet.receipt(number).refused)
         for receipt in (fleet.receipt(1), fleet.receipt(2)):  # it will not apply the first after the second
             assert (receipt.applied, receipt.waiting) == ((), ())
             assert "missing: policy/bias; nothing was applied" in receipt.refused["cpu-0"]
@@ -280,16 +276,9 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
     slow = {"how": "slow", "at": "reset", "seconds": 0.02}
     collection = {"framesPerBatch": 4, "resetAtEachBatch": True}
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, collection=collection, failures=[slow])
-    with make_fleet(job, workers=1) as fleet:
-        over = threading.Event()
-        taking = threading.Thread(target=lambda: [fleet.skip(timeout_s=30) for _ in iter(over.is_set, True)])
-        taking.start()
-        try:
-            for version in range(1, 13):
-                assert fleet.publish(numbered(version), wait_s=20).applied == ("cpu-0",), version
-        finally:
-            over.set()
-            taking.join(60)
+    with make_fleet(job, workers=1) as fleet, Repeated(lambda: fleet.skip(timeout_s=30), every_s=0):
+        for version in range(1, 13):
+            assert fleet.publish(numbered(version), wait_s=20).applied == ("cpu-0",), version
 
 
 def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 import cormorant
 from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import described
-from cormorant_testing.scripts import environment
+from cormorant_testing.scripts import environment, start_script
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import existing_dataset, open_dataset
 from cormorant_worker.sinks.verify import verify
@@ -169,12 +169,7 @@ def test_workers_of_a_data_loader_share_every_frame(uri: str, start: str, shuffl
 
 @pytest.mark.slow
 def test_ranks_of_a_training_job_never_see_the_same_frame(uri: str, tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, tmp_path / "store", uri, str(rank)], stdout=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
+    ranks = [start_script(RANK, str(tmp_path / "store"), uri, str(rank)) for rank in range(2)]
     lines = [rank.communicate(timeout=90)[0].splitlines() for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert len(lines[0]) == len(lines[1]) > 20

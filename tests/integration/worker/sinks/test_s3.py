@@ -15,6 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -240,11 +241,8 @@ def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
         except DatasetError as error:
             losers.append(str(error))
 
-    threads = [threading.Thread(target=begin, args=(n, open_dataset(uri, description))) for n in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(begin, range(6), [open_dataset(uri, description) for _ in range(6)]))
     (winner,) = winners
     assert len(losers) == 5
     assert all(f"at the same moment (run {winner})" in words for words in losers)
