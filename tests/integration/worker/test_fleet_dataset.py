@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch.nn.utils.rnn import pad_sequence
 
 from cormorant_testing.check import Checker
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import assert_same, make_checker, make_job
 from cormorant_testing.datasets import iter_frames
 from cormorant_testing.fleets import make_fleet, reading
 from cormorant_testing.scripts import until
@@ -168,15 +168,9 @@ def test_a_refused_state_leaves_the_count_of_what_is_durable(tmp_path: Path) -> 
         assert (fleet.stats().frames, existing_dataset(str(tmp_path)).frames) == (200, 200)
 
 
-def stored(folder: Path) -> dict[str, np.ndarray]:
+def stored(folder: Path) -> TensorDict:
     """Every frame of a dataset, part by part."""
-    found = list(iter_frames(existing_dataset(str(folder))))
-    names = ("env", "traj_id", "step", "reward", "truncated")
-    columns = {name: [getattr(frames, name) for frames in found] for name in names}
-    columns["observation"] = [frames.observation[0] for frames in found]
-    columns["action"] = [frames.action[0] for frames in found]
-    columns["count"] = [frames.states[0] for frames in found]
-    return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+    return torch.cat([frames.to_tensordict() for frames in iter_frames(existing_dataset(str(folder)))])
 
 
 @pytest.mark.slow
@@ -198,9 +192,9 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
         assert fleet.wait_until_done(30)
     assert existing_dataset(str(tmp_path / "halves")).part_names() == ("cpu-0-0", "cpu-0-1")
     whole, halves = stored(tmp_path / "whole"), stored(tmp_path / "halves")
-    ours, theirs = whole.pop("traj_id"), halves.pop("traj_id")
-    for name, values in whole.items():
-        np.testing.assert_array_equal(halves[name], values, err_msg=name)
+    ids = ("collector", "traj_ids")
+    assert_same([halves], [whole], but=[ids])
+    ours, theirs = whole[ids], halves[ids]
     # What was open goes on under its id, what began afterwards has another epoch: the same trajectories, one to one.
     np.testing.assert_array_equal(theirs[: collected + 1], ours[: collected + 1])
     assert len(np.unique(np.stack([ours, theirs]), axis=1).T) == len(np.unique(ours)) == len(np.unique(theirs))

@@ -408,10 +408,7 @@ def test_agents_are_probed_with_legal_actions(seed: int) -> None:
 
 
 def test_a_mask_in_info_reaches_the_observation() -> None:
-    def make() -> Any:
-        return ObservedActionMask(Masked(in_info=True))
-
-    with collector_of(env=make, num_envs=2, info=["chosen"]) as collector:
+    with collector_of(env=lambda: ObservedActionMask(Masked(in_info=True)), num_envs=2, info=["chosen"]) as collector:
         batch = collector.collect(num_steps=200)
         assert collector.env_restarts == 0
     legal = batch["observation", "action_mask"].gather(-1, (batch["action"] - 10).unsqueeze(-1))
