@@ -212,7 +212,7 @@ class Head:
         """For short calls."""
         self.bulk = Threads(self, 16, waiting=256, name="bulk")
         """For long calls."""
-        self.at_boundary = Threads(self, 2, waiting=16, name="boundary")
+        self.at_boundary = Threads(self, 2, waiting=64, name="boundary")
         """For calls that wait for workers. One that does not answer delays other calls of this pool, but no batch."""
         self.previews = Threads(self, 4, waiting=16, name="previews")
         """For previews: no more at a time, so that workers are not slowed."""
