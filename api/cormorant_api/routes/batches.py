@@ -209,12 +209,12 @@ async def _lend_next(
     """
     running = head.running
     ledger, feeder, fleet = running.ledger, running.feeder, running.fleet
-    asked = 0 if max_staleness is None else fleet.version - max_staleness
 
     def look() -> Lent | bool:
         if is_leaving() or head.is_closing or ledger.has_ended or feeder.error is not None:
             return True
-        # A batch that was given back may have become too old for the job, too.
+        # Weights may be published during the wait. A batch that was given back may be too old for the job, too.
+        asked = 0 if max_staleness is None else fleet.version - max_staleness
         return ledger.lend(consumer, oldest_version=max(asked, fleet.oldest_version or 0)) or False
 
     with feeder.demand():

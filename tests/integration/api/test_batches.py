@@ -7,6 +7,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cormorant_client.client import connect
 from cormorant_client.delivery import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until, unused_port
-from cormorant_testing.serving import Served, serve
+from cormorant_testing.serving import Served, serve, weights_file
 
 
 def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
@@ -165,6 +166,17 @@ def test_a_job_completes_although_its_consumer_asks_no_more(folder: Path) -> Non
         for _ in range(2):
             assert served.data.ack(served.data.get("/v1/batches/next?wait=30")).status == 204
         until(lambda: served.server.head.is_complete)
+
+
+def test_weights_published_while_a_consumer_waits_make_batches_too_old(folder: Path) -> None:
+    job = make_job(policy="versioned", action="box", collection={"totalFrames": 20})
+    with serve(job, directory=folder) as served, ThreadPoolExecutor(1) as pool:
+        only = served.data.get("/v1/batches/next?wait=30&consumer=one")
+        waiting = pool.submit(served.data.get, "/v1/batches/next?wait=30&consumer=two&max_staleness=0")
+        until(lambda: served.server.head.running.feeder.num_waiting == 1)
+        assert served.writer.put("/v1/models/policy/weights", weights_file(1)).status == 202
+        served.data.post(f"/v1/batches/{only.batch}/release?delivery=1")
+        assert waiting.result().kind == "stream-ended", "it was of version 0, and counts as dropped"
 
 
 def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> None:
