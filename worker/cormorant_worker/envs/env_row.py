@@ -232,14 +232,19 @@ class EnvRow:
         if self._illegal is not None and (self._may_be_illegal or (isinstance(info, dict) and ACTION_MASK in info)):
             self._note_mask(info, self._illegal)
         self._write_obs[side](obs)
-        if isinstance(reward, np.ndarray):
+        if isinstance(reward, np.ndarray) and reward.size == 1:
             reward = reward.item()
-        if reward is None or reward != reward:
-            found = "no reward (None)" if reward is None else "a NaN reward"
-            raise BadObservation(f"environment {self._row} returned {found} in {self._when()}", row=self._row)
         row = self._row
         rewards, terminations, truncations = self._flags[side]
-        rewards[row], terminations[row], truncations[row] = reward, terminated, truncated
+        try:
+            rewards[row] = reward
+        except (TypeError, ValueError) as error:
+            words = f"{reward!r} as the reward in {self._when()}; return one number"
+            raise BadObservation(f"environment {row} returned {words}", row=row) from error
+        if reward is None or reward != reward:
+            found = "no reward (None)" if reward is None else "a NaN reward"
+            raise BadObservation(f"environment {row} returned {found} in {self._when()}", row=row)
+        terminations[row], truncations[row] = terminated, truncated
         self.steps += 1
 
     def _note_mask(self, info: Any, illegal: Array) -> None:

@@ -107,10 +107,19 @@ def test_equal_values_of_other_dtypes_are_stored(space: Any, shown: Any, stored:
     np.testing.assert_array_equal(found[0], stored)
 
 
-def test_a_step_without_a_reward_is_refused() -> None:
-    env = showing(spaces.Discrete(5), 3, None)
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        (None, r"no reward \(None\) in step 1"),
+        ([1, 2], r"\[1, 2\] as the reward in step 1 .*; return one number"),
+        (np.ones(2), r"array\(\[1., 1.\]\) as the reward in step 1"),
+        ("much", "'much' as the reward in step 1"),
+    ],
+)
+def test_a_step_without_one_number_as_its_reward_is_refused(reward: Any, words: str) -> None:
+    env = showing(spaces.Discrete(5), 3, reward)
     env.start()
-    with pytest.raises(EnvCrashed, match=r"environment 0 returned no reward \(None\) in step 1"):
+    with pytest.raises(EnvCrashed, match=f"environment 0 returned {words}"):
         step_times(env, 1)
 
 
