@@ -18,11 +18,12 @@ from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, Probabil
 from tianshou.data import Collector as Theirs
 from tianshou.data import HERVectorReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 from tianshou.data.collector import BaseCollector, EpisodeRolloutHookMCReturn
-from tianshou.env import DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
+from tianshou.env import ContinuousToDiscrete, DummyVectorEnv, SubprocVectorEnv, VectorEnvNormObs
 from tianshou.env.venv_wrappers import VectorEnvWrapper
 
 from cormorant_compat.tianshou import AsyncCollector, Collector, LatestBatch
 from cormorant_testing.envs import CountingEnv
+from cormorant_worker.errors import EnvError
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -266,6 +267,25 @@ def test_wrappers_of_vector_environments_are_collected(wrapped: Any) -> None:
     np.testing.assert_array_equal(ours.done, theirs.done)
     # Seeds differ, and with them what the first column shows; how the steps were normalized does not.
     np.testing.assert_allclose(ours.obs[:, 2], theirs.obs[:, 2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("venv", [DummyVectorEnv, SubprocVectorEnv])
+def test_vector_environments_are_as_their_wrappers_show_them(venv: Any) -> None:
+    def wrapped() -> Any:
+        shown = gymnasium.wrappers.ReshapeObservation(gymnasium.make("Pendulum-v1"), (1, 3))
+        return ContinuousToDiscrete(shown, 40)
+
+    with Collector(None, venv([wrapped] * 2), VectorReplayBuffer(20, 2)) as collector:
+        collector.collect(n_step=8)
+        assert collector.action_space == gymnasium.spaces.MultiDiscrete([40])
+        assert (collector.buffer.obs.shape[1:], collector.buffer.act.dtype) == ((1, 3), np.int64)
+
+
+@pytest.mark.parametrize("given", [lambda make: DummyVectorEnv([make]), lambda make: make()])
+def test_rewards_of_several_agents_are_refused(given: Any) -> None:
+    env = given(lambda: gymnasium.wrappers.TransformReward(CountingEnv(), lambda reward: [reward] * 2))
+    with Collector(discrete_policy(), env) as collector, pytest.raises(EnvError, match="; return one number"):
+        collector.collect(n_step=2)
 
 
 LONG = 30

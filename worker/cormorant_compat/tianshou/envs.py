@@ -137,10 +137,13 @@ class TheirVectorEnv(VectorEnv):
         self._is_pool = hasattr(self._inner, "_recv")
         self._is_closed = False
         self.num_envs = len(env)
-        # Tianshou's have a list of all environments' spaces, a pool has one.
+        # Tianshou's have a list of all environments' spaces, a pool has one. A DummyVectorEnv lists those that its
+        # environments have inside all wrappers, where their actions and observations are others.
+        made = next((getattr(worker, "env", None) for worker in getattr(self._inner, "workers", ())), None)
+        shown = made if isinstance(made, gymnasium.Env) else env
         self.observation_space, self.action_space = (
             spaces[0] if isinstance(spaces, list | tuple) else spaces
-            for spaces in (env.observation_space, env.action_space)
+            for spaces in (shown.observation_space, shown.action_space)
         )
         self._is_array = not isinstance(self.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
         self._unflatten = unflattener(self.action_space)
@@ -214,6 +217,9 @@ class TheirVectorEnv(VectorEnv):
 
     def _step(self, which: slice | Rows, rows: Rows, found: Any) -> Step:
         theirs, reward, terminated, truncated, infos = found
+        reward = np.asarray(reward, np.float32)
+        if reward.ndim != 1:
+            raise EnvError(f"the environments returned rewards of shape {reward.shape}; return one number for each")
         if self._info:
             for i, row in enumerate(rows.tolist()):
                 try:
@@ -228,7 +234,7 @@ class TheirVectorEnv(VectorEnv):
             for stored, first in zip(obs, self.restart(rows[ended]), strict=True):
                 stored[ended] = first
         info = tuple([values[rows] for values in self._info])
-        return Step(which, obs, np.asarray(reward, np.float32), terminated, truncated, ended, final, info=info)
+        return Step(which, obs, reward, terminated, truncated, ended, final, info=info)
 
     def _obs(self, theirs: Any, n: int) -> Arrays:
         space = self.observation_space
