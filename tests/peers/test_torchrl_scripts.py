@@ -19,8 +19,9 @@ from torch import nn
 
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
-from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, TensorDictReplayBuffer
-from torchrl.envs import ExcludeTransform, GymEnv, StepCounter, TransformedEnv, UnaryTransform
+from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, RayReplayBuffer, TensorDictReplayBuffer
+from torchrl.envs import ExcludeTransform, GymEnv, SerialEnv, StepCounter, TransformedEnv, UnaryTransform
+from torchrl.envs.transforms import NextObservationDelta
 from torchrl.modules import GRUModule, RandomPolicy
 from torchrl.testing.mocking_classes import (
     EnvWithDynamicSpec,
@@ -118,6 +119,10 @@ def test_non_tensors_and_changing_shapes_are_refused() -> None:
     described = TransformedEnv(pendulum(), UnaryTransform(in_keys=["observation"], out_keys=["text"], fn=str))
     with pytest.raises(EnvBuildError, match=r"a spec of type NonTensor cannot be collected; .*, or leave it out \("):
         Collector(described, frames_per_batch=10)
+    for env in pendulum(), SerialEnv(2, pendulum):
+        collector = Collector(TransformedEnv(env, NextObservationDelta()), frames_per_batch=10)
+        with collector, pytest.raises(EnvBuildError, match="have observation, but its step does not return it; leave"):
+            next(iter(collector))
     without = TransformedEnv(described, ExcludeTransform("text"))
     with Collector(without, frames_per_batch=10, total_frames=10) as collector:
         assert [batch.numel() for batch in collector] == [10]
@@ -184,6 +189,19 @@ def test_a_scheme_of_torchrls_delivers_to_our_collector() -> None:
             pass
         # The number in each action is that of the weights.
         assert (batch["action"][..., 0] == 2).all()
+
+
+def test_collectors_fill_torchrls_ray_replay_buffer() -> None:
+    given = {"frames_per_batch": 20, "total_frames": 40, "vectorization": "inline"}
+    buffer = RayReplayBuffer(
+        storage=partial(LazyTensorStorage, 100), ray_init_config={"num_cpus": 1}, remote_config={"num_cpus": 0}
+    )
+    try:
+        with RayCollector(CountingEnv, replay_buffer=buffer, remote_configs={"num_cpus": 0}, **given) as collector:
+            assert list(collector) == [None] * 2
+        assert len(buffer) == 40
+    finally:
+        buffer.close()
 
 
 def test_sac_fills_a_replay_buffer_and_learns(request: pytest.FixtureRequest) -> None:

@@ -66,6 +66,16 @@ def _ends(env: Any, following: Any, num_envs: int) -> tuple[Array, Array]:
     return (done & ~truncated if terminated is None else terminated), truncated
 
 
+def _value(tensordict: Any, key: tuple[str, ...]) -> Any:
+    try:
+        return tensordict[key]
+    except KeyError as error:
+        raise EnvBuildError(
+            f"the environment's specs have {'.'.join(key)}, but its step does not return it; leave out the transform "
+            "that removes it (in place of NextObservationDelta, pass compact_obs=True)"
+        ) from error
+
+
 class SingleEnv(gymnasium.Env[Any, Any]):
     """A TorchRL environment without batch size, as gymnasium's."""
 
@@ -102,7 +112,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._env.close(raise_if_closed=False)
 
     def _read(self, tensordict: Any) -> Any:
-        return self._nest([tensordict[key].detach().cpu().numpy() for key in self._keys])
+        return self._nest([_value(tensordict, key).detach().cpu().numpy() for key in self._keys])
 
 
 class BatchedEnv(VectorEnv):
@@ -179,7 +189,7 @@ class BatchedEnv(VectorEnv):
             self._env.close()
 
     def _obs(self, tensordict: Any) -> Arrays:
-        return tuple([self._rows(tensordict[leaf.key], leaf) for leaf in self._observation])
+        return tuple([self._rows(_value(tensordict, leaf.key), leaf) for leaf in self._observation])
 
     def _rows(self, values: Any, leaf: Leaf) -> Array:
         rows: Array = values.detach().cpu().numpy()

@@ -165,7 +165,9 @@ class StoreInBuffer:
     """Called in the worker with each batch; does with it what the collector would do here. Pickled for it."""
 
     def __init__(self, settings: CollectorSettings) -> None:
-        self._buffer = settings.replay_buffer
+        buffer: Any = settings.replay_buffer
+        # TorchRL's RayReplayBuffer cannot be pickled; its clients can.
+        self._buffer = buffer.client() if callable(getattr(buffer, "client", None)) else buffer
         self._splits = settings.split_trajs
         self._postproc = settings.postproc
         self._is_compact = settings.compact_obs

@@ -387,13 +387,15 @@ def is_connected() -> bool:
 
 def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]]) -> RayOptions:
     """How to connect, and what each actor asks for. `init`: arguments of `ray.init`; without an address RAY_ADDRESS
-    counts, unless the process is connected. `remote`: arguments of `ray.remote`, for each collector; the list may grow.
+    counts. A process that is connected keeps its connection and its runtime environment. `remote`: arguments of
+    `ray.remote`, for each collector; the list may grow.
     """
     arguments = dict(init or {})
+    runtime_env = arguments.pop("runtime_env", None)
     address = arguments.pop("address", None) or (None if is_connected() else os.environ.get("RAY_ADDRESS") or None)
     return RayOptions(
         address=None if address == "local" else address,
-        runtime_env=arguments.pop("runtime_env", None) or {},
+        runtime_env={} if is_connected() else runtime_env or {},
         object_store_bytes=arguments.pop("object_store_memory", None),
         actors=remote,
         init=arguments,

@@ -354,6 +354,9 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
     assert ray_options(None, []).address is ray_options({"address": "local"}, []).address is None
+    # A connected process: Ray uploads no folders any more, and TorchRL ignores the whole mapping.
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    assert ray_options({"runtime_env": {"working_dir": "."}}, []).runtime_env == {}
 
 
 def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
@@ -484,3 +487,6 @@ def test_stored_batches_are_split_and_processed() -> None:
     StoreInBuffer(read_settings(given, num_collectors=1))(block)
     assert shapes == [(4, 3)]
     assert len(buffer) == 10
+    given["replay_buffer"] = SimpleNamespace(client=lambda: buffer, extend=None)  # as TorchRL's RayReplayBuffer
+    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    assert len(buffer) == 20
