@@ -463,8 +463,8 @@ def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])
     assert not pool.complete
     # Who took the place of "a" begins an episode of its own; "b" goes on.
-    pool.add(frames([[7, 7], [6, 6]], [[no, yes], [no, yes]]), ["a", "b"])
-    assert [batch["n"].tolist() for batch in pool.complete] == [[[1, 2]], [[3, 4, 3, 4]]]
+    pool.add(frames([[7, 7, 0], [6, 6, 6]], [[no, yes, no], [no, no, yes]], lengths=[2, 3]), ["a", "b"])
+    assert [batch["n"].tolist() for batch in pool.complete] == [[[1, 2]], [[3, 4, 4, 5, 6]]]
     assert pool.given_up == 1
     pool.add(frames([[8, 8]], [[no, no]]), ["a"])
     pool.clear()
