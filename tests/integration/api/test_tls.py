@@ -3,10 +3,8 @@
 import contextlib
 import http.client
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,35 +18,23 @@ from cormorant_api.settings import HeadSettings
 from cormorant_cli.__main__ import run
 from cormorant_client import BadAddress, ClientError, connect
 from cormorant_client.transport import Broken, Transport, parse_address
+from cormorant_testing.certificates import make_certificate, needs_openssl
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
-
-
-def make_certificate(folder: Path, *, days: int) -> tuple[Path, Path]:
-    """A certificate that signs itself; with days < 0, one that was over before it began."""
-    cert, key, request = (folder / f"{name}{days}.pem" for name in ("cert", "key", "request"))
-    names = folder / "names"
-    names.write_text("subjectAltName = IP:127.0.0.1\nbasicConstraints = critical, CA:TRUE\n")
-    for command in (
-        f"req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost -keyout {key} -out {request}",
-        f"x509 -req -in {request} -signkey {key} -days {days} -out {cert} -extfile {names}",
-    ):
-        subprocess.run(["openssl", *command.split()], check=True, capture_output=True)
-    return cert, key
+pytestmark = needs_openssl
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    cert, _ = make_certificate(tmp_path, days=2)
-    _, key = make_certificate(tmp_path, days=3)
+    cert, _ = make_certificate(tmp_path)
+    _, key = make_certificate(tmp_path, "other")
     for other in (key, tmp_path / "nowhere.pem"):
         with pytest.raises(HeadFault, match="cannot use"):
             HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=other))
 
 
 def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, days=2)
+    cert, key = make_certificate(tmp_path)
     settings = HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)
     with HeadServer(make_job(), settings) as server:
         scheme, _, port = server.url.rpartition(":")
@@ -64,7 +50,7 @@ def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) ->
 
 
 def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, days=2)
+    cert, key = make_certificate(tmp_path)
     # Batches of 1 MB, which no socket takes at once.
     job = make_job(
         num_envs=8, policy="versioned", action="box", lengths=(3, 8), collection={"framesPerBatch": 8 * 2000}
@@ -85,7 +71,7 @@ def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
 
 
 def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cert, key = make_certificate(tmp_path, days=2)
+    cert, key = make_certificate(tmp_path)
     with serve(make_job(), directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served:
         command = ["status", "--url", served.server.url, "--token", served.writer.token, "--json"]
         assert run(command) == 2
@@ -114,7 +100,7 @@ def answering(cert: Path, key: Path, answer: Callable[[ssl.SSLSocket], object]) 
 
 
 def test_a_request_over_tls_that_is_closed_never_reads_ciphertext(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, days=2)
+    cert, key = make_certificate(tmp_path)
     sent, done = threading.Event(), threading.Event()
 
     def answer(to: ssl.SSLSocket) -> None:

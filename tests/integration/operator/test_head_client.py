@@ -5,10 +5,8 @@ kopf's streams against a server that breaks them: what may have been missed is r
 import asyncio
 import base64
 import json
-import shutil
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, closing, suppress
@@ -35,11 +33,11 @@ from cormorant_operator.kube.watch import Watch
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import derive, secret
 from cormorant_testing.api_proxy import HttpThread, write_kubeconfig
+from cormorant_testing.certificates import make_certificate, needs_openssl
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as make_operator_job
 from cormorant_testing.serving import serve
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 KEY = b"k" * 32
 HEAD = Pod(name="toy-head-1", uid="h1", role="head", created=datetime(2026, 1, 1, tzinfo=UTC), epoch=1, ip="127.0.0.1")
 TLS_HEAD = replace(HEAD, is_tls=True)
@@ -194,43 +192,23 @@ def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str
     assert listen_host(host, pod_ip=pod_ip) == listened_on
 
 
-class Authority:
-    def __init__(self, folder: Path, name: str) -> None:
-        self.cert, self._key, self._folder = folder / f"{name}.crt", folder / f"{name}.key", folder
-        made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -days 2"
-        openssl(*made.split(), "-keyout", str(self._key), "-out", str(self.cert))
-
-    def sign(self, host: str) -> tuple[Path, Path]:
-        cert, key, request, names = (self._folder / f"tls.{end}" for end in ("crt", "key", "csr", "names"))
-        names.write_text(f"subjectAltName = DNS:{host}\n")
-        made = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=head"
-        openssl(*made.split(), "-keyout", str(key), "-out", str(request))
-        by = f"-CA {self.cert} -CAkey {self._key} -CAcreateserial -days 2 -extfile {names}"
-        openssl(*f"x509 -req -in {request} -out {cert} {by}".split())
-        return cert, key
-
-
-def openssl(*arguments: str) -> None:
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
 @needs_openssl
 def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
     manifest, job, token_file = submitted(tmp_path)
     token = derive(KEY, uid="u1").read
-    ours, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "stranger")
+    ours, stranger = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "stranger")
     host = f"{job.name}-api.default.svc"
-    cert, key = ours.sign(host)
+    cert, key = make_certificate(tmp_path, host=f"DNS:{host}", by=ours)
     with serve(manifest, directory=tmp_path / "head", token_file=token_file, tls_cert=cert, tls_key=key) as served:
         port = int(served.server.url.rpartition(":")[2])
-        assert ask(job, port, head=TLS_HEAD, ca_file=ours.cert).sizes == {"cpu": 1}
-        for untrusted in (stranger.cert, None):
+        assert ask(job, port, head=TLS_HEAD, ca_file=ours[0]).sizes == {"cpu": 1}
+        for untrusted in (stranger[0], None):
             with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
                 ask(job, port, head=TLS_HEAD, ca_file=untrusted)
-        cluster: Any = JobCluster(job.name, port, ours.cert.read_text())
+        cluster: Any = JobCluster(job.name, port, ours[0].read_text())
         with connect_to_job(cluster, job.name, "write", token=token) as client:
             assert client.status().job == job.name
-        strange: Any = JobCluster(job.name, port, stranger.cert.read_text())
+        strange: Any = JobCluster(job.name, port, stranger[0].read_text())
         with (
             pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
             client_errors(),
@@ -239,11 +217,11 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
             client.status()
         # Renewed, as cert-manager does it, while the head runs.
         before = shown_by(port)
-        ours.sign(host)
+        make_certificate(tmp_path, host=f"DNS:{host}", by=ours)
         shown_by(port)
         assert shown_by(port) == ssl.PEM_cert_to_DER_cert(cert.read_text()[cert.read_text().index("-----BEGIN") :])
         assert shown_by(port) != before
-        assert ask(job, port, head=TLS_HEAD, ca_file=ours.cert).sizes == {"cpu": 1}
+        assert ask(job, port, head=TLS_HEAD, ca_file=ours[0]).sizes == {"cpu": 1}
 
 
 def shown_by(port: int) -> bytes:
