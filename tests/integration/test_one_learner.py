@@ -39,16 +39,12 @@ CARTPOLE = collector_job("one-learner", {
     })  # fmt: skip
 
 
-@contextmanager
-def local(folder: Path) -> Iterator[cormorant.Fleet]:
-    with cormorant.open_fleet(CARTPOLE, workers=1) as fleet:
-        yield fleet
+def local(folder: Path) -> Any:
+    return cormorant.open_fleet(CARTPOLE, workers=1)
 
 
-@contextmanager
-def on_ray(folder: Path) -> Iterator[cormorant.Fleet]:
-    with cormorant.open_fleet(CARTPOLE, workers=1, engine=cormorant.RayOptions(num_cpus=0)) as fleet:
-        yield fleet
+def on_ray(folder: Path) -> Any:
+    return cormorant.open_fleet(CARTPOLE, workers=1, engine=cormorant.RayOptions(num_cpus=0))
 
 
 @contextmanager

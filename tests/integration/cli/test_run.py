@@ -205,18 +205,14 @@ def test_a_port_in_use_is_found_before_workers_start(
     assert said.out == ""
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "kwargs", "hint"),
-    [("nets:make_nett", {}, "did you mean make_net?"), ("nets:make_net", {"widht": 4}, "did you mean width?")],
-)
 def test_a_misspelt_policy_is_refused_before_workers_start(
-    entrypoint: str, kwargs: dict, hint: str, write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "nets.py").write_text("def make_net(observation_space, action_space, width=8): ...\n")
-    path = write(policy={"entrypoint": entrypoint, "kwargs": kwargs})
+    path = write(policy={"entrypoint": "nets:make_net", "kwargs": {"widht": 4}})
     assert entry.run(["run", str(path)]) == 2
     said = capsys.readouterr()
-    assert hint in said.err
+    assert "did you mean width?" in said.err
     assert said.out == ""
 
 

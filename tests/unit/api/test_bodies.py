@@ -44,29 +44,10 @@ class Connection:
 
 
 @pytest.mark.parametrize(
-    ("what", "end"), [("reads", "complete"), ("goes", "gone"), ("begins to close", "gone"), ("stalls", "slow")]
+    ("what", "end"),
+    [("reads", "complete"), ("goes", "gone"), ("is closing", "gone"), ("stalls", "slow"), ("falls behind", "slow")],
 )
 def test_a_response_says_once_how_it_ended(what: str, end: End) -> None:
-    async def body() -> list[End]:
-        connection, ends = Connection(), list[End]()
-        if what in ("goes", "stalls"):
-            connection.writable.clear()
-        if what == "goes":
-            asyncio.get_running_loop().call_later(0.01, connection.close)
-        if what == "begins to close":
-            connection.most = len(BUFFERS)  # all but the last, after the response's start
-        limit_s = 0.01 if what == "stalls" else 60.0
-        response = memory_response(BUFFERS, media_type="x/y", headers={}, stall_timeout_s=limit_s, on_end=ends.append)
-        scope = {**SCOPE, "state": {LEAVING_KEY: connection.is_closing}}
-        await response(scope, connection.receive, connection.send)
-        sent = b"".join(message.get("body", b"") for message in connection.sent)
-        assert (sent == b"".join(BUFFERS)) == (what == "reads")
-        return ends
-
-    assert asyncio.run(body()) == [end]
-
-
-def test_a_listener_that_fell_behind_and_reads_nothing_is_let_go() -> None:
     async def body() -> list[End]:
         connection, ends = Connection(), list[End]()
 
@@ -75,11 +56,24 @@ def test_a_listener_that_fell_behind_and_reads_nothing_is_let_go() -> None:
             connection.writable.clear()
             raise SlowReader("the ring is ahead")
 
-        response = PacedResponse(events(), media_type="x/y", headers={}, stall_timeout_s=0.01, on_end=ends.append)
-        await asyncio.wait_for(response(SCOPE, connection.receive, connection.send), 10)
+        if what in ("goes", "stalls"):
+            connection.writable.clear()
+        if what == "goes":
+            asyncio.get_running_loop().call_later(0.01, connection.close)
+        if what == "is closing":
+            connection.most = len(BUFFERS)  # all but the last, after the response's start
+        limit_s = 0.01 if end == "slow" else 60.0
+        options: dict[str, Any] = {"headers": {}, "stall_timeout_s": limit_s, "on_end": ends.append}
+        response = memory_response(BUFFERS, media_type="x/y", **options)
+        if what == "falls behind":  # a listener to events that reads nothing any more
+            response = PacedResponse(events(), media_type="x/y", **options)
+        scope = {**SCOPE, "state": {LEAVING_KEY: connection.is_closing}}
+        await response(scope, connection.receive, connection.send)
+        sent = b"".join(message.get("body", b"") for message in connection.sent)
+        assert (sent == b"".join(BUFFERS)) == (what == "reads")
         return ends
 
-    assert asyncio.run(body()) == ["slow"]
+    assert asyncio.run(body()) == [end]
 
 
 ETAG = '"7:xxh3:ab"'

@@ -5,8 +5,6 @@ addresses, and what a head without tokens takes for a page of another site.
 import errno
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -190,8 +188,7 @@ def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
         "os.kill(os.getpid(), signal.SIGTERM); print(signals.number)"
     )
     for setting, end in (("", (143, "")), ("signals.is_idle = False; ", (0, "15\n"))):
-        command = [sys.executable, "-c", program.format(setting)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = run_script(program.format(setting))
         assert (done.returncode, done.stdout) == end, done.stderr
 
 

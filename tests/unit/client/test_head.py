@@ -175,13 +175,13 @@ def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytes
     assert said_by_the_client(caplog) == [], "nothing is waited for any more"
 
 
-def publishing(*answers: Say, current: int = 6):  # type: ignore[no-untyped-def]
+def publishing(*answers: Say):  # type: ignore[no-untyped-def]
     puts = list(answers)
 
     def answer(heard: Heard) -> Say:
         if heard.method == "PUT":
             return puts.pop(0) if len(puts) > 1 else puts[0]
-        return models(current) if heard.path == "/v1/models" else Say(404)
+        return models(6) if heard.path == "/v1/models" else Say(404)
 
     return answer
 

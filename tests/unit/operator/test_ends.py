@@ -111,9 +111,7 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
 
 
 def test_environments_that_keep_failing_are_said() -> None:
-    world = World()
-    world.run()
-    world.collect(5000)
+    world = running()
     world.then.say(world.head, env_failures="environments keep failing: ...\nTraceback")
     assert world.condition("Progressing") == "True/EnvironmentsFailing"
     assert world.job.status.reason == "EnvironmentsFailing"

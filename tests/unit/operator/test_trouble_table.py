@@ -50,38 +50,23 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     assert not before & {pod.uid for pod in world.live() if pod.role == "worker"}
 
 
-def unschedulable(**policy: object) -> World:
-    """Two of four workers wait for a node."""
-    world = World(
-        replicas=4,
-        workerGroups=[{"name": "cpu", "minReplicas": 1}],
-        runPolicy={"unschedulableAfterSeconds": 600, **policy},
-    )
+@pytest.mark.parametrize(("choice", "end"), [("Wait", ""), ("Fail", "True/Unschedulable")])
+def test_unschedulable_pods_are_explained_and_wait_or_fail_the_job(choice: str, end: str) -> None:
+    policy = {"unschedulableAfterSeconds": 600, "onUnschedulable": choice}
+    world = World(replicas=4, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy=policy)
     world.settle()
     for name in ("pong-head-1", *(pod.name for pod in world.live()[:2])):
         world.start(name)
     for pod in world.live()[2:]:
         world.block(pod.name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available: insufficient nvidia.com/gpu")
     world.then.collect(500)
-    return world
-
-
-def test_unschedulable_pods_are_explained_and_left_in_the_queue() -> None:
-    world = unschedulable()
     assert world.condition("Scheduled") == "False/Unschedulable"
     assert "insufficient nvidia.com/gpu; 2 pods are waiting" in world.message("Scheduled")
     assert world.job.status.phase == "Degraded"
-    world.tick(601)
+    world.tick(600)
     world.collect(1000)
-    plan = world.step()
-    assert plan.actions == ()
-    assert world.condition("Failed") == ""
-
-
-def test_unschedulable_pods_fail_the_job_where_it_is_told_so() -> None:
-    world = unschedulable(onUnschedulable="Fail")
-    world.wait(600)
-    assert world.condition("Failed") == "True/Unschedulable"
+    assert world.step().actions == ()
+    assert world.condition("Failed") == end
 
 
 def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
