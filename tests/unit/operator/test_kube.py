@@ -282,21 +282,16 @@ async def is_empty_now(queue: WorkQueue) -> bool:
     return taking.cancelled()
 
 
-async def test_key_that_is_added_twice_is_taken_once(queue: WorkQueue) -> None:
+async def test_key_is_taken_once_and_not_while_it_is_worked_on(queue: WorkQueue) -> None:
     queue.add("a")
     queue.add("a")
     assert await queue.take() == "a"
-    queue.done("a")
-    assert await is_empty_now(queue)
-
-
-async def test_key_that_is_worked_on_is_not_taken_by_another(queue: WorkQueue) -> None:
-    queue.add("a")
-    await queue.take()
     queue.add("a")
     assert await is_empty_now(queue)
     queue.done("a")
     assert await queue.take() == "a"
+    queue.done("a")
+    assert await is_empty_now(queue)
 
 
 async def test_earlier_time_wins_and_keys_come_in_order(queue: WorkQueue, clock: Clock) -> None:

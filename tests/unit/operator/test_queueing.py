@@ -2,6 +2,7 @@
 PodGroups: no later pod waits for another.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -393,24 +394,19 @@ def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
     assert gangs(world) == pod_groups(world) * 3
 
 
-def test_job_that_lost_all_its_pods_starts_together() -> None:
+@pytest.mark.parametrize(
+    ("happens", "is_together"),
+    [(World.finish, True), pytest.param(World.delete, False, id="workers start while the head drains on its node")],
+)
+def test_job_that_lost_all_its_pods_starts_together(happens: Callable[..., None], is_together: bool) -> None:
     world = made()
     world.run()
-    for name in list(world.pods):
-        world.finish(name)
+    (name,) = pod_groups(world)
+    for pod in list(world.pods):
+        happens(world, pod)
     gangs(world)
     world.settle()
-    assert (gangs(world), pod_groups(world)) == (pod_groups(world) * 3, pod_groups(world))
-
-
-def test_pod_that_terminates_still_holds_its_node() -> None:
-    world = made()
-    world.run()
-    gangs(world)
-    for name in list(world.pods):
-        world.delete(name)
-    world.settle()
-    assert gangs(world) == ["", ""], "workers start while the head drains"
+    assert (gangs(world), pod_groups(world)) == ([name] * 3 if is_together else ["", ""], [name])
 
 
 @pytest.mark.parametrize(
