@@ -1,8 +1,35 @@
 """Async tests of the operator run on asyncio, by anyio's plugin: `pytestmark = pytest.mark.anyio`."""
 
+import asyncio
+from typing import Any
+
 import pytest
+
+from cormorant_testing.clock import Clock
 
 
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
+
+
+@pytest.fixture
+async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The event loop's clock, moved by hand."""
+    loop, clock = asyncio.get_running_loop(), Clock()
+    monkeypatch.setattr(loop, "time", clock)
+    return clock
+
+
+@pytest.fixture
+async def leaping(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Waiting takes no time: the event loop's clock goes on to what is due next."""
+    selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]  # of every loop on Unix
+    select = selector.select
+
+    def leap(timeout_s: float | None) -> Any:
+        clock.now += timeout_s or 0.0
+        return select(0)
+
+    monkeypatch.setattr(selector, "select", leap)
+    return clock

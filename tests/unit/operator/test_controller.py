@@ -2,11 +2,11 @@
 
 import asyncio
 import re
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +19,8 @@ from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.pods import Pod
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.api_server import SINCE, ApiServer
-from cormorant_testing.operator_world import make_spec
+from cormorant_testing.clock import Clock
+from cormorant_testing.operator_world import BEGIN, make_spec
 from manifest_making import collector_job
 
 pytestmark = pytest.mark.anyio
@@ -137,6 +138,11 @@ class Scene:
         await self.until(lambda: self.head.asked >= wanted)
 
 
+@pytest.fixture(autouse=True)
+async def waits_take_no_time(leaping: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_operator.controller.now_utc", lambda: BEGIN + timedelta(seconds=leaping.now))
+
+
 @pytest.fixture
 def defaults() -> OperatorDefaults:
     return SITE
@@ -154,13 +160,13 @@ async def scene(defaults: OperatorDefaults) -> AsyncIterator[Scene]:
         yield scene
 
 
-async def test_operator_that_stood_still_begins_its_deadlines_again() -> None:
+async def test_operator_that_stood_still_begins_its_deadlines_again(clock: Clock) -> None:
     scene = Scene(defaults=replace(SITE, stood_still_s=1.2))
     scene.api.is_starting = True
     scene.edit(runPolicy={"startupDeadlineSeconds": 1})
     async with scene.working():
         await scene.until(lambda: scene.status.get("phase") == "Starting")
-        time.sleep(1.5)  # the process does not run for longer than the deadline
+        clock.now += 1.5  # the process does not run for longer than the deadline
         await asyncio.sleep(0.2)
         assert scene.status["phase"] == "Starting"
         await scene.until(lambda: scene.status["phase"] == "Failed")

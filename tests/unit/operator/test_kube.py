@@ -139,17 +139,8 @@ class Leases(ApiServer):
 
 
 @pytest.fixture
-async def leases(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Leases:
-    """Waiting takes no time: the clock goes on to what is due next."""
-    selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]  # of every loop on Unix
-    select = selector.select
-
-    def skip(timeout_s: float | None) -> Any:
-        clock.now += timeout_s or 0.0
-        return select(0)
-
-    monkeypatch.setattr(selector, "select", skip)
-    monkeypatch.setattr("cormorant_operator.kube.leader.time", SimpleNamespace(monotonic=clock))
+async def leases(leaping: Clock, monkeypatch: pytest.MonkeyPatch) -> Leases:
+    monkeypatch.setattr("cormorant_operator.kube.leader.time", SimpleNamespace(monotonic=leaping))
     return Leases()
 
 
@@ -254,14 +245,6 @@ def test_kopf_without_one_of_its_streams_is_started_again(monkeypatch: pytest.Mo
 
 
 # -- the queue of jobs -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-async def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The event loop's clock, moved by hand."""
-    loop, clock = asyncio.get_running_loop(), Clock()
-    monkeypatch.setattr(loop, "time", clock)
-    return clock
 
 
 @pytest.fixture
