@@ -277,8 +277,7 @@ def test_the_operators_word_on_pauses_and_sizes_is_what_counts(folder: Path) -> 
     with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
         status = served.status
         assert [group["desired"] for group in status["groups"]] == [1]
-        (ready,) = [found["message"] for found in status["conditions"] if found["type"] == "Ready"]
-        assert ready == "1 of 1 workers are ready; the manifest asks for 40"
+        assert served.reader.condition("Ready")["message"] == "1 of 1 workers are ready; the manifest asks for 40"
         assert status["desired"]["groups"] == {"cpu": 1}
         for paused, state in ((True, "paused"), (False, "running")):
             told = served.operator.put("/v1/desired", {"paused": paused})
@@ -337,18 +336,12 @@ def versions_of(batch: Any) -> set[int]:
     return {int(batch.headers[f"cormorant-{which}-version"]) for which in ("min", "max")}
 
 
-def missing(served: Served) -> dict[str, str]:
-    conditions = served.status["conditions"]
-    found: dict[str, str] = next(found for found in conditions if found["type"] == "WeightsMissing")
-    return found
-
-
 def test_head_that_lost_the_weights_waits_for_a_learner_that_publishes(folder: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
     with serve(job, directory=folder, published_version=4260, weights_within_s=300.0) as served:
         status = served.status
         assert (status["pause_state"], status["frames"]["collected"]) == ("paused", 0)
-        assert missing(served)["message"] == (
+        assert served.reader.condition("WeightsMissing")["message"] == (
             "version 4260 of the weights was lost with the earlier head; waiting for at most 300 s for a worker that "
             "kept it or a learner that publishes"
         )
@@ -356,25 +349,21 @@ def test_head_that_lost_the_weights_waits_for_a_learner_that_publishes(folder: P
         # Numbers go on after those that were lost.
         assert served.writer.put("/v1/models/policy/weights", weights_file(1)).json["version"] == 4261
         assert versions_of(served.data.take()) == {4261}
-        until(lambda: missing(served)["status"] == "False")
+        until(lambda: served.reader.condition("WeightsMissing")["status"] == "False")
 
 
 def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
     with serve(job, directory=folder, published_version=7, weights_within_s=0.5) as served:
         assert versions_of(served.data.take()) == {0}
-        until(lambda: "initial weights" in missing(served)["message"])
+        until(lambda: "initial weights" in served.reader.condition("WeightsMissing")["message"])
         events, _ = served.server.head.events.read(0) or ([], 0)
         told = [event.reason for event in events if event.kind == "weights_missing"]
-        assert (
-            told[1]
-            == missing(served)["message"]
-            == (
-                "frames are collected with the policy's initial weights: version 7 was lost with the earlier head; "
-                "publish weights, and set head.persistence.claimName to keep them"
-            )
+        words = (
+            "frames are collected with the policy's initial weights: version 7 was lost with the earlier head; publish "
+            "weights, and set head.persistence.claimName to keep them"
         )
-        assert len(told) == 2
+        assert told[1:] == [served.reader.condition("WeightsMissing")["message"]] == [words]
 
 
 def test_port_accepts_connections_before_the_head_serves() -> None:

@@ -298,14 +298,10 @@ def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
         r"worker cpu-0 raised ValueError: no display\nTraceback \(most recent call last\):\n"
     )
     with serve(job, directory=tmp_path) as served:
-
-        def failing() -> dict[str, Any]:
-            conditions = served.status["conditions"]
-            return {found["type"]: found for found in conditions}["EnvironmentsFailing"]
-
-        until(lambda: failing()["status"] == "True")
-        assert failing()["reason"] == "KeepFailing"
-        assert re.match(words, failing()["message"])
+        until(lambda: served.reader.condition("EnvironmentsFailing")["status"] == "True")
+        failing = served.reader.condition("EnvironmentsFailing")
+        assert failing["reason"] == "KeepFailing"
+        assert re.match(words, failing["message"])
         with chromium() as browser, watching(browser, served.writer.port, served.writer.token) as page:
             page.wait_for_text("#phase", "Environments fail")
             page.wait_for_text("main #waiting", "environments keep failing: ")

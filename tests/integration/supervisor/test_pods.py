@@ -397,14 +397,9 @@ def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path)
             until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {41})
             # Another worker kept 42, and is gone: what acts is older, and the head says so until a learner publishes.
             time.sleep(1.5)
-            assert missing(api) == "True"
+            assert api.condition("WeightsMissing")["status"] == "True"
             assert api.put(WEIGHTS, weights_file(43)).json["version"] == 43
-            until(lambda: missing(api) == "False")
-
-
-def missing(api: Api) -> str:
-    found = {condition["type"]: condition["status"] for condition in api.get("/v1/status").json["conditions"]}
-    return str(found["WeightsMissing"])
+            until(lambda: api.condition("WeightsMissing")["status"] == "False")
 
 
 def weights_of(version: int) -> bytes:

@@ -78,6 +78,10 @@ class Api:
     def delete(self, path: str) -> Reply:
         return self.call("DELETE", path)
 
+    def condition(self, kind: str) -> dict[str, str]:
+        """A condition of the job, as its status has it."""
+        return {found["type"]: found for found in self.get("/v1/status").json["conditions"]}[kind]
+
     def ack(self, batch: Reply) -> Reply:
         return self.post(f"/v1/batches/{batch.batch}/ack")
 
