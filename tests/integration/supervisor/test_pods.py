@@ -17,7 +17,7 @@ from cormorant_client.publishing import make_body
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.pods import TOKEN, Pod, head_pod, tokens_file, worker_pod
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import until, unused_port
+from cormorant_testing.scripts import answers, until, unused_port
 from cormorant_testing.serving import Api, weights_file
 from cormorant_worker.pod_files import ACTOR_TITLE
 
@@ -208,7 +208,7 @@ def test_head_ends_in_order_while_connecting_to_ray(tmp_path: Path) -> None:
     for number, delay_s in enumerate((0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0)):
         with job.head(epoch=number + 1) as head:
             api = Api(job.port, f"operator-{TOKEN}")
-            until(lambda api=api: answers(api), seconds=120)
+            until(lambda: answers(f"http://127.0.0.1:{job.port}/livez"), seconds=120)
             time.sleep(delay_s)
             assert api.get("/readyz").status == 503
             assert head.end() == 128 + signal.SIGTERM, (delay_s, head.text)
@@ -258,13 +258,6 @@ def test_gpu_worker_without_a_device_leaves_the_others_collecting(tmp_path: Path
             assert job.take(api)
             lose_one(head, before=1)
             assert job.take(api)
-
-
-def answers(api: Api) -> bool:
-    try:
-        return api.get("/livez").status == 200
-    except OSError:
-        return False
 
 
 def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) -> None:

@@ -108,18 +108,20 @@ class Server(Logged):
 
     def __init__(self, command: Sequence[str], url: str, **options: Any) -> None:
         super().__init__(command, **options)
-        until(lambda: self._answers(url))
-
-    def _answers(self, url: str) -> bool:
+        until(lambda: answers(url) or self.process.poll() is not None)
         assert self.process.poll() is None, f"ended with {self.process.returncode}: {self.text[-2000:]}"
-        try:
-            urllib.request.urlopen(url, timeout=5).close()
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code < 500
-        except OSError:
-            return False
-        return True
+
+
+def answers(url: str) -> bool:
+    """Whether a server answers there, with a status below 500."""
+    try:
+        urllib.request.urlopen(url, timeout=5).close()
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code < 500
+    except OSError:
+        return False
+    return True
 
 
 def of_session(session: int) -> list[psutil.Process]:
