@@ -153,9 +153,8 @@ class LocalStore(_EndedParts):
 
     def end_part(self, part: str) -> Notes:
         try:
+            (self.root / part).mkdir(exist_ok=True)  # a writer that has not begun it cannot begin it then
             return super().end_part(part)
-        except FileNotFoundError:
-            pass  # it was never begun
         except OSError as error:
             late = "if its worker still runs and writes when there is room, the dataset has frames that are not counted"
             log.warning("part_not_ended", folder=f"{self.root / part}", reason=f"{error.strerror}; {late}")
