@@ -289,7 +289,13 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
                 self._fail(row, error)
 
     def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
-        return {row: env.load(states[row]) if states else env.save() for row, env in self._running.items()}
+        answers = dict[int, Saved]()
+        for row, env in tuple(self._running.items()):
+            try:
+                answers[row] = env.load(states[row]) if states else env.save()
+            except Exception as error:  # noqa: BLE001 - as in `_build`
+                self._fail(row, error)
+        return answers
 
     def _has_stepped(self) -> bool:
         return any(env.steps for env in self._running.values())
