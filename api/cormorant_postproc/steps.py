@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict, TensorDictBase
+from tensordict import TensorDict, TensorDictBase, is_tensor_collection
 from torch import Tensor
 
 from cormorant_postproc.pieces import (
@@ -127,6 +127,9 @@ class MultiStep:
     `terminated` and `truncated` move with the observation that they belong to. TorchRL's MultiStep, whose keys these
     are, leaves the flags where they were, so up to n - 1 steps before an end bootstrap from a terminal observation.
 
+    Of groups of agents, no frame looks past the truncation of one of them, whose value is taken of its last
+    observation, or over a gap from which one comes back.
+
     Args:
         gamma: discount of one step, above 0 and at most 1.
         n_steps: at least 1; 1 changes no value.
@@ -167,7 +170,7 @@ class MultiStep:
         """
         valid = valid_frames(batch)
         done = flag(batch, ("next", "done"))
-        last = last_step(done, valid)
+        last = last_step(done | _ends_of_agents(batch["next"], done), valid)
         step = torch.arange(done.shape[-1], device=done.device)
         ahead = (last - step).clamp_max(self.n_steps - 1)
         if valid is not None:
@@ -214,6 +217,19 @@ class MultiStep:
         if valid is None:
             return summed
         return torch.where(valid.reshape(*valid.shape, *extra), summed, reward)
+
+
+def _ends_of_agents(following: TensorDictBase, done: Tensor) -> Tensor:
+    """`[*, T]` bool: frames that truncate an agent, and the last ones before a frame that brings one back."""
+    ends, goes_on = torch.zeros_like(done), ~done[..., :-1, None]
+    for part in following.values():
+        if is_tensor_collection(part) and {"mask", "done", "truncated"} <= set(part.keys()):
+            gone, truncated = (part[name].flatten(done.ndim) for name in ("done", "truncated"))
+            stays_gone = gone[..., :-1, :] & goes_on
+            ends[..., :-1] |= (stays_gone & ~gone[..., 1:, :]).any(-1)
+            ends[..., :1] |= truncated[..., :1, :].any(-1)
+            ends[..., 1:] |= (truncated[..., 1:, :] & ~stays_gone).any(-1)
+    return ends
 
 
 class FrameStack:

@@ -150,6 +150,26 @@ def test_several_batch_dimensions_and_rewards_of_several_agents() -> None:
     assert torch.equal(result["next", "reward"], expected)
 
 
+# Flags of an agent, of which there are two, by frame: t terminated, T truncated, as long as it is gone.
+@pytest.mark.parametrize(
+    ("flags", "end", "steps"),
+    [
+        ("..ttttt", 6, "3333321"),
+        ("..Ttttt", 6, "3213321"),
+        ("TTTTTTT", 6, "1333321"),
+        ("..tt...", 6, "3321321"),
+        ("...TTtt", 3, "3321121"),
+    ],
+)
+def test_joined_steps_end_with_the_truncation_of_an_agent(flags: str, end: int, steps: str) -> None:
+    gone, truncated, done = (torch.tensor([[c in some for c in flags]])[..., None] for some in ("tT", "T", ""))
+    done[:, end] = True
+    pair = {"mask": gone, "done": torch.stack([done, gone], -2), "truncated": torch.stack([done, truncated], -2)}
+    following = {"reward": torch.ones(1, len(flags), 1), "done": done, "pair": pair}
+    result = MultiStep(gamma=0.5, n_steps=3)(TensorDict({"next": following}, batch_size=[1, len(flags)]))
+    assert "".join(map(str, result["steps_to_next_obs"][0].tolist())) == steps
+
+
 def test_bad_arguments_and_batches_are_refused_by_a_sentence() -> None:
     for gamma in (0.0, 1.1, float("nan")):
         with pytest.raises(PostprocError, match=f"gamma {gamma} is out of range"):
