@@ -87,9 +87,11 @@ def resetting_with(env: VectorEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
 def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
     """Raise EnvError when environments cannot take arguments at resets."""
     if kwargs and not hasattr(env, "reset_with"):
+        remedy = "EnvPool is seeded where it is made: envpool.make(..., seed=...)"
+        if isinstance(env, GymVectorEnv):
+            remedy = "give a list of the functions that make its environments, whose resets take them"
         raise EnvError(
-            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; EnvPool "
-            "is seeded where it is made: envpool.make(..., seed=...)"
+            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; {remedy}"
         )
 
 

@@ -329,6 +329,9 @@ def test_a_vector_environment_gives_the_frames_of_single_ones(mode: AutoresetMod
         with kind(step_mod_5, env, LatestBatch(), seed=SEED) as collector:
             collector.collect(**amount)
             found.append(latest(collector))
+            if not isinstance(env, list):
+                with pytest.raises(EnvError, match="no arguments at a reset; give a list of the functions that make"):
+                    collector.reset_env({"seed": 3})
     assert (found[0] == found[1]).all()
 
 
