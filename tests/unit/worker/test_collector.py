@@ -126,6 +126,7 @@ def test_every_restart_shows_in_the_stream() -> None:
     for size in (9, 9, 9, 3):
         checker.take(collector.collect(num_steps=size))
     assert (checker.restarts, collector.env_restarts) == (1, 1)
+    assert not collector.trajectories.lost, "of batches that were handed over"
 
 
 def test_a_crashed_step_costs_no_random_frame() -> None:

@@ -280,6 +280,7 @@ class Collector:
             EnvCrashed: the environments failed and cannot continue.
             Stopped: the gate was stopped.
         """
+        self.trajectories.lost.clear()
         rows, rest = divmod(num_frames, self.num_envs)
         quota = np.full(self.num_envs, rows, dtype=np.int64)
         quota[:rest] += 1
@@ -352,6 +353,7 @@ class Collector:
             EnvError: an environment did not end its episodes within `max_frames`.
         """
         ids, lost = self.trajectories.ids, self.trajectories.lost
+        lost.clear()
         share = np.full(self.num_envs, num_episodes // self.num_envs, dtype=np.int64)
         share[: num_episodes % self.num_envs] += 1
         left = share.copy() if is_open is None else share + is_open

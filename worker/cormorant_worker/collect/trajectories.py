@@ -168,7 +168,9 @@ class Trajectories:
         self._tally = EpisodeTally(num_envs)
         self.metrics = metrics
         self.lost: set[int] = set()
-        """Trajectories that a crash of their environment ended; not counted as episodes."""
+        """Trajectories that a crash of their environment ended, in this batch or this call's episodes; not counted as
+        episodes.
+        """
         self.open(slice(None))
 
     def open(self, columns: slice | Array) -> None:
