@@ -6,6 +6,7 @@ bulk     --data-port  batches, weights, state. `GET /v1/status` names it; if unr
 
 import http.client
 import logging
+import math
 import random
 import socket
 import threading
@@ -46,25 +47,30 @@ class Patience:
 
     def __init__(self, total_s: float, *, interrupted: threading.Event, what: str) -> None:
         """`interrupted` ends a wait; `what` names the awaited thing in the log."""
-        self._began = time.monotonic()
-        self._next_s = _FIRST_S
         self._interrupted, self._what = interrupted, what
-        self._told_at = self._began + _SILENT_S - _TELL_EVERY_S
+        self._next_s = _FIRST_S
         self.total_s = total_s
+        self.begin()
+
+    def begin(self, allowed_s: float = 0.0) -> None:
+        """Start the budget anew: now, or at the first failure within `allowed_s`, which the head may take to answer."""
+        self._began = time.monotonic() + allowed_s
+        self._tell_after_s = _SILENT_S
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the first try."""
-        return time.monotonic() - self._began
+        """Seconds since the budget began."""
+        return max(0.0, time.monotonic() - self._began)
 
     def wait(self, reason: str, *, at_least_s: float = 0.0) -> bool:
         """Sleep before the next try. False if the budget is used up or the sleep was interrupted: give up."""
+        self._began = min(self._began, time.monotonic())
         left = self.total_s - self.spent_s
-        if left <= 0:
+        if left <= 0 or self._interrupted.is_set():
             return False
         # Waiting must not look like hanging.
-        if time.monotonic() - self._told_at >= _TELL_EVERY_S:
-            self._told_at = time.monotonic()
+        if self.spent_s >= self._tell_after_s:
+            self._tell_after_s = self.spent_s + _TELL_EVERY_S
             log.warning("waiting for %s, %.0f of at most %.0f s (%s)", self._what, self.spent_s, self.total_s, reason)
         seconds = max(at_least_s, random.uniform(0.5, 1.0) * self._next_s)
         self._next_s = min(_LONGEST_S, 2 * self._next_s)
@@ -144,6 +150,7 @@ class HeadConnection:
         target = f"{path}?{urlencode(given)}" if given else path
         usual_s = self.reconnect_s if self.has_answered else min(self.reconnect_s, _STRANGER_S)
         patience = self.patience(usual_s if patience_s is None else patience_s)
+        patience.begin(wait_s)
         is_repeated = False
         while True:
             address = self._bulk_address() if is_bulk else self.address
@@ -231,8 +238,8 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
     while True:
         try:
             with head.stream("/v1/events", {"Last-Event-ID": last_id} if last_id else None) as response:
+                patience.begin(math.inf)  # a quiet stream is no absence of the head
                 for _, last_id, data in parse_events(response):
-                    patience = head.patience(head.reconnect_s)
                     yield Event.model_validate({"id": last_id, **from_json(data)})
             reason = "the stream ended"
         except Broken as error:

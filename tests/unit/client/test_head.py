@@ -164,6 +164,24 @@ def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture, monkeypa
     assert " of at most 3 s (GET /v1/status: " in line
 
 
+def test_only_time_without_the_head_counts() -> None:
+    event = b'id: %d\ndata: {"kind": "paused", "time": "2026-01-01T00:00:00Z", "reason": ""}\n\n'
+    puts, streams = [Say(breaks=True), update(7)], [Say(body=event % number) for number in (1, 2)]
+
+    def answer(heard: Heard) -> Say:
+        if heard.method == "PUT":
+            time.sleep(0.2)  # `wait` allows it
+            return puts.pop(0)
+        return streams.pop(0) if heard.path == "/v1/events" else models(6)
+
+    with ScriptedHead(answer) as head, connect(head.url, reconnect_s=0.1) as client:
+        assert client.publish({"w": np.zeros(1)}, wait=5).version == 7
+        events = client.events()
+        assert next(events).id == "1"
+        time.sleep(0.2)  # nothing happens in the job
+        assert next(events).id == "2"
+
+
 def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytest.LogCaptureFixture) -> None:
     # One request takes longer than all tries may.
     with (
@@ -245,7 +263,10 @@ def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str, i
 
 
 @pytest.mark.parametrize("ends", ["iteration", "client"])
-def test_a_waiting_iteration_ends_with_its_client_or_by_itself(ends: str) -> None:
+def test_a_waiting_iteration_ends_with_its_client_or_by_itself(
+    ends: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.0)
     hold, asked = threading.Event(), threading.Event()
 
     def answer(heard: Heard) -> Say:
@@ -267,6 +288,7 @@ def test_a_waiting_iteration_ends_with_its_client_or_by_itself(ends: str) -> Non
                 next(batches)
         hold.set()
         batches.close()
+    assert said_by_the_client(caplog) == [], "the head was not away"
 
 
 def test_a_tls_handshake_without_an_answer_ends_in_time() -> None:
