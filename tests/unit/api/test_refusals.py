@@ -5,6 +5,8 @@ addresses, and what a head without tokens takes for a page of another site.
 import errno
 import json
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
