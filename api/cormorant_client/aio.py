@@ -1,6 +1,6 @@
 """The client for asyncio: the same calls, each in its own thread, so that none blocks the event loop.
 
-Cancelling a call returns at once; its request still completes in the background.
+Cancelling a call returns at once; its request still completes in the background, and before any later publish.
 """
 
 import asyncio
@@ -61,6 +61,8 @@ class AsyncClient:
         self._endings: list[Future[None]] = []
         """Each ends a stream that `next_batch` read before; those that ended well are dropped."""
         self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
+        # One thread: a canceled publish must not act after a later one.
+        self._publishing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cormorant-publish")
 
     weights = _in_thread(Client.weights)
     models = _in_thread(Client.models)
@@ -105,11 +107,12 @@ class AsyncClient:
         check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         body = make_body(weights, model=model, metadata=metadata).copied()
         publish = partial(self._client._publish, body, version=version, wait=wait)
-        return AsyncUpdate(await self._call(publish), self._call)
+        return AsyncUpdate(await self._call_in(self._publishing, publish), self._call)
 
     async def rollback(self, version: int, *, model: str = MAIN_MODEL) -> "AsyncUpdate":
         """Publish an old version again, under a new number."""
-        return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
+        rollback = partial(self._client.rollback, version, model=model)
+        return AsyncUpdate(await self._call_in(self._publishing, rollback), self._call)
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
         """Iterate over batches; also an asynchronous context manager."""
@@ -121,7 +124,8 @@ class AsyncClient:
         if self._stream is None:
             self._stream = self.batches()
         try:
-            batch = await asyncio.wait_for(anext(self._stream), timeout)
+            async with asyncio.timeout(timeout):
+                batch = await anext(self._stream)
         except StopAsyncIteration:
             return None
         except TimeoutError:
@@ -194,6 +198,7 @@ class AsyncClient:
         finally:
             await asyncio.to_thread(self._client.close)
             self._pool.shutdown(wait=False)
+            self._publishing.shutdown(wait=False)
 
     def _end_stream(self) -> None:
         """Acknowledge the last batch of `next_batch` and release prefetched ones, in a thread."""
@@ -203,8 +208,11 @@ class AsyncClient:
             self._endings.append(self._pool.submit(stream._end))
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._call_in(self._pool, partial(work, *args, **kwargs))
+
+    async def _call_in(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> R:
         try:
-            future = asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+            future = asyncio.get_running_loop().run_in_executor(pool, work)
         except RuntimeError as error:  # the pool is shut down
             raise ClientClosed from error
         return await future
@@ -268,6 +276,8 @@ class AsyncBatches(Generic[T]):
         Raises:
             ClientError: another task is already waiting on this iterator.
         """
+        if self._is_awaited:
+            await asyncio.sleep(0)  # it may have been canceled just now
         if self._is_awaited:
             raise ClientError("two tasks share one iterator; call client.batches() once per task")
         if self._asked is None:

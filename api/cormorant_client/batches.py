@@ -22,6 +22,7 @@ from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
 from cormorant_contract.arguments import check_types, refuse_empty
+from cormorant_contract.errors import did_you_mean
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -108,9 +109,12 @@ class _Fetcher:
         self._fetching = head.twin()
         """Closed by `stop`, which aborts a waiting request."""
         self._wanted = wanted
+        options = StreamOptions.__annotations__
+        for name in wanted.keys() - options:
+            raise FleetError(f"an iteration has no option {name}{did_you_mean(name, options)}")
         given = {name: wanted.get(name) for name in ("frames", "consumer", "memory")}
         refuse_empty(FleetError, **given)
-        check_types(FleetError, StreamOptions.__annotations__, wanted)
+        check_types(FleetError, options, wanted)
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""

@@ -275,8 +275,16 @@ def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
         while await client.next_batch(timeout=0.2) is not None:
             pass
 
+    async def poll(client: AsyncClient) -> None:
+        while True:
+            with suppress(TimeoutError):
+                await client.next_batch(timeout=0)
+                return
+            await asyncio.sleep(0)
+
     async def run() -> None:
         async with AsyncClient(connect(served.server.url, token=served.writer.token)) as client:
+            await asyncio.wait_for(poll(client), 30)
             assert (await client.spaces())[0].shape
             assert await client.version() == (await client.stats()).version
             first = asyncio.ensure_future(client.next_batch())

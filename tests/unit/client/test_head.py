@@ -104,6 +104,7 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
         (lambda client: client.rollback(-1), "version is -1: "),
         (lambda client: client.publish({"w": np.zeros(1)}, version="7"), "version is '7'; give int"),
         (lambda client: asyncio.run(AsyncClient(client).publish({}, version="7")), "version is '7'"),  # first
+        (lambda client: client.batches(max_stalenes=0), "no option max_stalenes; did you mean max_staleness"),  # type: ignore[call-arg]
     ],
 )
 def test_arguments_that_cannot_be_meant_are_refused_at_once(ask: Callable[[Client], object], sentence: str) -> None:
@@ -377,6 +378,28 @@ def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
         assert numbers.acked == [0]
 
     asyncio.run(run())
+
+
+def test_weights_whose_publish_was_cancelled_do_not_act_after_the_next() -> None:
+    def answer(heard: Heard) -> Say:
+        if heard.method == "PUT" and not is_asked.is_set():
+            is_asked.set()
+            assert may_answer.wait(20)
+        return update(7) if heard.method == "PUT" else models(6)
+
+    async def run() -> None:
+        async with AsyncClient(head.url) as client:
+            await cancelled(client.publish({"w": np.zeros(1)}), is_asked)
+            later = asyncio.ensure_future(client.publish({"w": np.ones(1)}))
+            await asyncio.wait([later], timeout=0.2)
+            may_answer.set()
+            await later
+
+    is_asked, may_answer = threading.Event(), threading.Event()
+    with ScriptedHead(answer) as head:
+        asyncio.run(run())
+    puts = [safetensors.numpy.load(heard.body)["w"][0] for heard in head.heard if heard.method == "PUT"]
+    assert puts == [0, 1]
 
 
 def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
