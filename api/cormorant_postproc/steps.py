@@ -111,6 +111,14 @@ def _exactly(key: str, values: torch.Tensor | None) -> torch.Tensor:
     return cast
 
 
+def _refuse_joined(batch: TensorDictBase) -> None:
+    if batch.get("steps_to_next_obs", None) is not None:
+        raise PostprocError(
+            "the batch has steps_to_next_obs: its steps were joined before; apply MultiStep once, after FrameStack, or "
+            "leave it to collection.multiStep"
+        )
+
+
 class MultiStep:
     """Sums rewards over `n_steps` and moves everything under `next` as far ahead: Sutton 1988, Machine Learning 3:9-44.
 
@@ -166,8 +174,9 @@ class MultiStep:
             Padding (`("collector", "mask")` False) stays as it is.
 
         Raises:
-            PostprocError: a leaf is missing or its shape is not the batch's.
+            PostprocError: a leaf is missing, its shape is not the batch's, or a MultiStep was applied before.
         """
+        _refuse_joined(batch)
         valid = valid_frames(batch)
         done = flag(batch, ("next", "done"))
         last = last_step(done | _ends_of_agents(batch["next"], done), valid)
@@ -273,8 +282,9 @@ class FrameStack:
         """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
 
         Raises:
-            PostprocError: a leaf is missing, or the batch has no time dimension.
+            PostprocError: a leaf is missing, the batch has no time dimension, or a MultiStep was applied before.
         """
+        _refuse_joined(batch)
         valid = valid_frames(batch)
         if batch.batch_dims != 2:
             flat = self(batch.reshape(-1, batch.batch_size[-1]))

@@ -107,7 +107,7 @@ def open_fleet(
             stacked.
         seed: base seed, from which each environment derives its own; None: 0.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
-            A field that is also an argument is refused.
+            A field that is also given as an argument is refused.
         info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
         name: metadata.name of the job, for files with several; only with a manifest.
         workers: worker processes; None: the manifest's number, at most one per CPU.

@@ -358,6 +358,10 @@ def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
         FrameStack(2, keys=("pixels",))(to_batch([row]))
     with pytest.raises(PostprocError, match="must be time"):
         FrameStack(2)(to_batch([row])[0, 0])
+    joined = MultiStep(0.9, 2)(to_batch([row]))
+    for again in (FrameStack(2), MultiStep(0.9, 2)):
+        with pytest.raises(PostprocError, match="apply MultiStep once, after FrameStack"):
+            again(joined)
 
 
 @given(found=rows(), low=st.integers(-3, 0), high=st.integers(0, 3))
