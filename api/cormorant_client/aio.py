@@ -115,7 +115,9 @@ class AsyncClient:
         return AsyncUpdate(await self._call_in(self._publishing, rollback), self._call)
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
-        """Iterate over batches; also an asynchronous context manager."""
+        """Iterate over batches. Use `async with` around a loop that may end early: without it, returning the batches
+        waits for the head on the event loop.
+        """
         self._end_stream()
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
