@@ -24,7 +24,11 @@ from gymnasium.wrappers import (
     OrderEnforcing,
     PassiveEnvChecker,
     RecordEpisodeStatistics,
+    TimeAwareObservation,
     TimeLimit,
+    TransformAction,
+    TransformObservation,
+    TransformReward,
 )
 
 from cormorant_worker.action_mask import ACTION_MASK, info_mask, info_mask_length
@@ -325,8 +329,10 @@ _KEPT: dict[type, tuple[str, ...]] = {
         "return_queue",
         "length_queue",
     ),
+    TimeAwareObservation: ("timesteps",),
 }
 """Attributes of gymnasium's wrappers that change as they step, but for times of this process."""
+_TRANSFORMS = (TransformAction, TransformObservation, TransformReward)
 
 
 def save_env(env: Env) -> EnvState:
@@ -337,7 +343,7 @@ def save_env(env: Env) -> EnvState:
             states.append(_plain(layer.get_state()))
         elif isinstance(layer, TimeLimit):
             states.append(layer._elapsed_steps)
-        elif isinstance(layer, OrderEnforcing | PassiveEnvChecker):
+        elif isinstance(layer, OrderEnforcing | PassiveEnvChecker) or _is_stateless(layer):
             states.append(None)
         elif names := _KEPT.get(type(layer)):
             values = ((name, attrgetter(name)(layer)) for name in names)
@@ -369,8 +375,14 @@ def load_env(env: Env, states: EnvState) -> None:
                     queue.extend(kept[name])
                 else:
                     setattr(owner, last, kept[name])
-        elif not isinstance(layer, PassiveEnvChecker):
+        elif not (isinstance(layer, PassiveEnvChecker) or _is_stateless(layer)):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
+
+
+def _is_stateless(layer: Any) -> bool:
+    """Whether it is one of gymnasium's own transformations. A user's function or subclass may keep something."""
+    kind = type(layer)
+    return issubclass(kind, _TRANSFORMS) and kind not in _TRANSFORMS and kind.__module__.startswith("gymnasium.")
 
 
 def _layers(env: Env) -> list[Any]:

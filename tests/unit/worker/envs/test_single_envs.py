@@ -16,7 +16,7 @@ from cormorant_worker.envs.env_row import Crash, load_env, save_env
 from cormorant_worker.envs.gymnasium_env import EnvFactory, MadeEnvs
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.envs.single_envs import InlineVectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 
 SEEDS = [7, 70, 700]
 
@@ -300,7 +300,9 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
 def make_wrapped() -> gymnasium.Env:
     wrappers = gymnasium.wrappers
     env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(wrappers.OrderEnforcing(CountingEnv(lengths=(5, 9))), 7))
-    return wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FrameStackObservation(env, 3)))
+    env = wrappers.FrameStackObservation(wrappers.TimeAwareObservation(env), 3)
+    env = wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FlattenObservation(env)))
+    return wrappers.ClipReward(env, -5.0, 5.0)
 
 
 def play(env: gymnasium.Env, steps: int) -> list:
@@ -324,11 +326,13 @@ def test_gymnasiums_own_wrappers_are_saved() -> None:
     for env in (other, new):
         load_env(env, json.loads(saved))
     assert play(one, 25) == play(other, 25) == play(new, 25)
-    with pytest.raises(StateError, match="a state of 7 layers does not fit an environment of 1 layers"):
+    with pytest.raises(StateError, match="a state of 10 layers does not fit an environment of 1 layers"):
         load_env(Keeper(), json.loads(saved))
 
 
 def test_other_values_are_refused_by_name() -> None:
+    with pytest.raises(EnvNotSaved, match=r"^TransformReward has no get_state"):
+        save_env(gymnasium.wrappers.TransformReward(Keeper(), float))  # the function may keep something
     env = Keeper()
     env.kept = object()
     with pytest.raises(StateError, match="returned a object"):
