@@ -178,3 +178,12 @@ def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, mo
     cluster.close()
     assert len(calls) == 1
     assert words == {"1 living node with nothing"} or torch.cuda.is_available()
+
+
+def test_ray_that_does_not_start_in_time_is_a_fleet_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(**_: object) -> None:
+        raise Exception("The current node timed out during startup.")  # noqa: TRY002  # as Ray itself does
+
+    monkeypatch.setattr(ray, "init", late)
+    with pytest.raises(FleetError, match="cannot start a Ray cluster on this machine: The current node timed out"):
+        RayCluster.__new__(RayCluster)._connect(RayOptions())  # this process may have a cluster

@@ -89,7 +89,7 @@ class RayCluster:
                 raise
             signal.raise_signal(signal.SIGTERM)  # Ray's handler had it; the program's decides
             raise FleetInterrupted("SIGTERM came while the process connected to Ray") from ended
-        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray raises a bare Exception where its node does not start in time
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
             raise FleetError(
