@@ -19,7 +19,7 @@ import safetensors.numpy
 
 from cormorant_client import AsyncClient, Client, connect, errors
 from cormorant_client.aio import AsyncBatches
-from cormorant_client.head import HeadConnection, parse_events
+from cormorant_client.head import HeadConnection, Patience, parse_events
 from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
@@ -192,6 +192,15 @@ def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytes
     ):
         client.status()
     assert said_by_the_client(caplog) == [], "nothing is waited for any more"
+
+
+def test_closed_client_says_nothing_of_waiting(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.0)
+    (closed := threading.Event()).set()
+    assert not Patience(60, interrupted=closed, what="the head").wait("closed by us")
+    assert said_by_the_client(caplog) == []
 
 
 def publishing(*answers: Say):  # type: ignore[no-untyped-def]
