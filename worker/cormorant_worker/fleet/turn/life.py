@@ -395,7 +395,7 @@ class SlotLife:
             often = "once" if limit == 1 else f"{limit} times"
             spent = f"{field} allows no restart"
             if limit:
-                spent = f"it was restarted {often} already ({field}), and no replacement ran for {_HEALTHY_S:g} s"
+                spent = f"it was restarted {often} already ({field}), and no replacement lasted {_HEALTHY_S:g} s"
             core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
