@@ -269,16 +269,18 @@ class PolicyActor:
             raise PolicyMismatch(
                 f"the policy wrote {sorted('.'.join(key) for key in written)} but not {', '.join(missing)}"
             )
-        self._check.fit(tuple(as_numpy(written[leaf.key]) for leaf in self._action), n)
+        actions = [as_numpy(written[leaf.key]) for leaf in self._action]
+        if n == 1 and self.reads_first:  # TorchRL's environments take the only row without its dimension
+            actions = [a[None] if a.shape == leaf.shape else a for a, leaf in zip(actions, self._action, strict=True)]
+        self._check.fit(tuple(actions), n)
         known = {leaf.key for leaf in (*self._observation, *self._action, *self.states)}
         known |= {("next", *leaf.key) for leaf in self.states} | {("is_init",)}
         self.outputs = tuple(output_leaf(key, value, n) for key, value in written.items() if key not in known)
         self._leaves = (*self._action, *self.outputs, *self.states)
-        dtypes = [as_numpy(written[leaf.key]).dtype for leaf in self._action]
         # Other whole numbers are compared with what they were before the cast.
         self.can_act_tensors = all(
-            leaf.dtype.kind == "f" or np.can_cast(dtype, leaf.dtype)
-            for dtype, leaf in zip(dtypes, self._action, strict=True)
+            leaf.dtype.kind == "f" or np.can_cast(given.dtype, leaf.dtype)
+            for given, leaf in zip(actions, self._action, strict=True)
         )
         self._written: list[Key] = [leaf.key for leaf in (*self._action, *self.outputs)]
         self._written += [("next", *leaf.key) for leaf in self.states]
@@ -347,7 +349,9 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
 def _fitted(tensor: torch.Tensor, leaf: Leaf, n: int) -> torch.Tensor:
     if tensor.shape == (n, *leaf.shape):
         return tensor
-    return torch.from_numpy(_to_numpy(tensor, leaf, n)).to(tensor.device)  # squeezed, or refused
+    if n == 1 and tensor.shape == leaf.shape:
+        return tensor[None]  # squeezed
+    return torch.from_numpy(_to_numpy(tensor, leaf, n)).to(tensor.device)  # refused
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:

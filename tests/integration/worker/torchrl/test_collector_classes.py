@@ -241,7 +241,18 @@ class ActOnAFrame(TensorDictModuleBase):
         return act_on_a_frame(td)
 
 
-@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch, ActOnAFrame()])
+class WithoutRow(TensorDictModuleBase):
+    in_keys, out_keys = ("observation",), ("action",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.share = torch.nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, td: TensorDict) -> TensorDict:
+        return TensorDict({"action": self.share.expand(2)})
+
+
+@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch, ActOnAFrame(), WithoutRow()])
 def test_a_policy_of_one_environment_may_take_frames_or_batches(policy: Any) -> None:
     with Collector(lambda: CountingEnv(lengths=4, action="box"), policy, frames_per_batch=6) as collector:
         batch = next(iter(collector))
