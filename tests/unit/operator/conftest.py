@@ -29,6 +29,7 @@ async def leaping(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Clock:
 
     def leap(timeout_s: float | None) -> Any:
         clock.now += timeout_s or 0.0
+        assert not timeout_s or clock.now < 3600, "an hour of waits: a loop that does not end"
         return select(0)
 
     monkeypatch.setattr(selector, "select", leap)

@@ -129,7 +129,7 @@ class Scene:
             await asyncio.gather(task, return_exceptions=True)
 
     async def until(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(5):
             while not is_so():
                 await asyncio.sleep(0.005)
 
