@@ -211,7 +211,8 @@ class HeadWorld(World):
     def _end_head(self, head: ChaosHead) -> None:
         below = []
         with suppress(psutil.Error):
-            below = psutil.Process(head.process.pid).children(recursive=True)
+            if head.process.poll() is None:  # another process may have the number of one that ended
+                below = psutil.Process(head.process.pid).children(recursive=True)
         head.process.kill()
         head.wait(20)
         for process in below:
