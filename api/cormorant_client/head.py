@@ -236,14 +236,18 @@ def read_events(head: HeadConnection, *, last_id: str | None = None) -> Iterator
     """
     patience = head.patience(head.reconnect_s)
     while True:
+        opened_at = math.inf
         try:
             with head.stream("/v1/events", {"Last-Event-ID": last_id} if last_id else None) as response:
-                patience.begin(math.inf)  # a quiet stream is no absence of the head
+                opened_at = time.monotonic()
                 for _, last_id, data in parse_events(response):
                     yield Event.model_validate({"id": last_id, **from_json(data)})
             reason = "the stream ended"
         except Broken as error:
             reason = str(error)
+        # A quiet stream is no absence of the head; one that ends at once is: of a head that closes, or another server.
+        if time.monotonic() - opened_at >= _FIRST_S:
+            patience.begin()
         if not patience.wait(reason):
             raise HeadUnreachable(f"lost the event stream of {head.address} and could not reconnect: {reason}")
 

@@ -173,7 +173,8 @@ def test_only_time_without_the_head_counts() -> None:
         if heard.method == "PUT":
             time.sleep(0.2)  # `wait` allows it
             return puts.pop(0)
-        return streams.pop(0) if heard.path == "/v1/events" else models(6)
+        closes = Say(body=b": cormorant\n\n")
+        return (streams.pop(0) if streams else closes) if heard.path == "/v1/events" else models(6)
 
     with ScriptedHead(answer) as head, connect(head.url, reconnect_s=0.1) as client:
         assert client.publish({"w": np.zeros(1)}, wait=5).version == 7
@@ -181,6 +182,8 @@ def test_only_time_without_the_head_counts() -> None:
         assert next(events).id == "1"
         time.sleep(0.2)  # nothing happens in the job
         assert next(events).id == "2"
+        with pytest.raises(errors.HeadUnreachable, match=r"could not reconnect: the stream ended"):
+            next(events)
 
 
 def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytest.LogCaptureFixture) -> None:
