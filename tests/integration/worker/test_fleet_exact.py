@@ -8,6 +8,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.engine import RayConnection, RayEngine
 from cormorant_worker.local_fleet import LocalFleet
+from cormorant_worker.sinks.dataset import existing_dataset
 from cormorant_worker.worker.messages import Listening, Start
 
 
@@ -452,9 +454,10 @@ class NodesApart(RayEngine):
     [(None, signal.SIGKILL, "crash"), (None, signal.SIGSTOP, "hang"), (NodesApart, signal.SIGKILL, "crash")],
 )
 def test_lost_servers_cost_time_and_nothing_else(
-    request: pytest.FixtureRequest, engine: type[RayEngine] | None, sent: signal.Signals, kind: str
+    request: pytest.FixtureRequest, tmp_path: Path, engine: type[RayEngine] | None, sent: signal.Signals, kind: str
 ) -> None:
-    job, checker = scene("versioned", collection={"totalFrames": 4000}, step_s=0.001)
+    kept: dict[str, Any] = {"queue": {}, "dataset": str(tmp_path)}
+    job, checker = scene("versioned", collection={"totalFrames": 4000}, step_s=0.001, **kept)
     if engine is None:
         opened = make_fleet(served(job), workers=2, hang_timeout_s=3.0)
     else:
@@ -476,3 +479,4 @@ def test_lost_servers_cost_time_and_nothing_else(
         assert balance(fleet) == 0
         assert stats.dropped.get("crash", 0) == 0
     assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+    assert existing_dataset(str(tmp_path)).part_names() == ("cpu-0-0", "cpu-1-0")

@@ -295,7 +295,8 @@ class SlotLife:
                 connection.kill()
             how = connection.describe_end()
             connection.close()
-            part, dataset = connection.place.attempt_name, core.dataset
+            # An inference server writes no part: ending it would make one.
+            part, dataset = connection.place.attempt_name, None if slot.is_server else core.dataset
             durable_frames = dataset.durable_frames(part, is_over=has_finished) if dataset is not None else None
             return "" if reason or has_finished else how, durable_frames
 
