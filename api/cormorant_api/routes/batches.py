@@ -215,7 +215,8 @@ async def _lend_next(
             return True
         # Weights may be published during the wait. A batch that was given back may be too old for the job, too.
         asked = 0 if max_staleness is None else fleet.version - max_staleness
-        return ledger.lend(consumer, oldest_version=max(asked, fleet.oldest_version or 0)) or False
+        lent = ledger.lend(consumer, oldest_version=max(asked, fleet.oldest_version or 0))
+        return lent or ledger.has_ended  # the last batch may have been too old
 
     with feeder.demand():
         found = await ledger.notifier.wait_for(look, timeout_s=wait_s)
