@@ -109,7 +109,10 @@ def _scale(
     for part in (torch.where(is_known_V, mean_V, 0.0), std_V, clip_V):
         chosen = part.to(raw.device)
         chosen = chosen[0] if index_BT is None else chosen[index_BT.to(raw.device)]
-        parts.append(chosen if index_BT is None else chosen.reshape(*chosen.shape, *[1] * (raw.ndim - chosen.ndim)))
+        if index_BT is not None:
+            # What the statistics know nothing of, such as a stack's frames, lies between the frames and their leaf.
+            chosen = chosen.reshape(*index_BT.shape, *[1] * (raw.ndim - chosen.ndim), *chosen.shape[index_BT.ndim :])
+        parts.append(chosen)
     center, std, clip = parts
     values = raw.to(torch.float64)
     values = (values if name == _REWARD else values - center) / std

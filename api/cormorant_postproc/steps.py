@@ -59,7 +59,7 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
 
 
 class RewardClip:
-    """Clamps `("next", "reward")` to `low..high`. Statistics of returns are not clipped.
+    """Clamps `("next", "reward")` to `low..high`; after `MultiStep`, the sums. Statistics of returns are not clipped.
 
     Args:
         low: smallest reward.
@@ -119,6 +119,18 @@ def _refuse_joined(batch: TensorDictBase) -> None:
         )
 
 
+def _refuse_mixed(batch: TensorDictBase, done: Tensor, valid: Tensor | None) -> None:
+    """Raise PostprocError where `[T]` frames are those of several environments, or shuffled."""
+    if batch.batch_dims == 1 and TRAJ_IDS in batch.keys(True):
+        ids = flag(batch, TRAJ_IDS)
+        changes = (ids[1:] != ids[:-1]) & ~done[:-1]
+        if (changes if valid is None else changes & valid[1:]).any():
+            raise PostprocError(
+                f"the batch {list(batch.batch_size)} is not one environment's time: its trajectory changes where none "
+                "ends; pass a batch [B, T] before frames_of, or the trajectories() of a dataset in place of frames()"
+            )
+
+
 class MultiStep:
     """Sums rewards over `n_steps` and moves everything under `next` as far ahead: Sutton 1988, Machine Learning 3:9-44.
 
@@ -174,11 +186,13 @@ class MultiStep:
             Padding (`("collector", "mask")` False) stays as it is.
 
         Raises:
-            PostprocError: a leaf is missing, its shape is not the batch's, or a MultiStep was applied before.
+            PostprocError: a leaf is missing, its shape is not the batch's, a MultiStep was applied before, or `[T]`
+                frames are of several environments.
         """
         _refuse_joined(batch)
         valid = valid_frames(batch)
         done = flag(batch, ("next", "done"))
+        _refuse_mixed(batch, done, valid)
         last = last_step(done | _ends_of_agents(batch["next"], done), valid)
         step = torch.arange(done.shape[-1], device=done.device)
         ahead = (last - step).clamp_max(self.n_steps - 1)
@@ -282,11 +296,13 @@ class FrameStack:
         """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
 
         Raises:
-            PostprocError: a leaf is missing, the batch has no time dimension, or a MultiStep was applied before.
+            PostprocError: a leaf is missing, the batch has no time dimension, a MultiStep was applied before, or `[T]`
+                frames are of several environments.
         """
         _refuse_joined(batch)
         valid = valid_frames(batch)
         if batch.batch_dims != 2:
+            _refuse_mixed(batch, flag(batch, ("next", "done")), valid)
             flat = self(batch.reshape(-1, batch.batch_size[-1]))
             shaped: TensorDict = flat.reshape(batch.batch_size)
             shaped.names = batch.names

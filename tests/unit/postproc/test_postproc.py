@@ -1,7 +1,8 @@
 """Batches of known trajectories, and what post-processing makes of them, beside plain Python: loops, no tensors."""
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from cormorant_postproc import FrameStack, MultiStep, Pipeline, PostprocError, RewardClip, split_trajectories
+from cormorant_postproc import (
+    FrameStack,
+    MultiStep,
+    Pipeline,
+    PostprocError,
+    RewardClip,
+    frames_of,
+    split_trajectories,
+)
 from cormorant_postproc.steps import in_bfloat16, of_collection
 
 
@@ -358,6 +367,12 @@ def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
         FrameStack(2, keys=("pixels",))(to_batch([row]))
     with pytest.raises(PostprocError, match="must be time"):
         FrameStack(2)(to_batch([row])[0, 0])
+    two = to_batch([row[:3], [replace(frame, traj=1) for frame in row[:3]]])
+    interleaved = two.transpose(0, 1).reshape(-1)  # as a dataset's frames()
+    for step, flat in itertools.product((FrameStack(2), MultiStep(0.9, 2)), (frames_of(two), interleaved)):
+        with pytest.raises(PostprocError, match="trajectory changes where none ends"):
+            step(flat)
+        step(two[1])
     joined = MultiStep(0.9, 2)(to_batch([row]))
     for again in (FrameStack(2), MultiStep(0.9, 2)):
         with pytest.raises(PostprocError, match="apply MultiStep once, after FrameStack"):

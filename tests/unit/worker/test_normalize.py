@@ -190,7 +190,10 @@ def test_recomputed_bit_for_bit_from_the_document(seed: int, dtype: Any, scale: 
         },
         [4, 5],
     )
-    found = normalized(batch, {v: Statistics(s.moments).document() for v, s in versions.items()})
+    documents = {v: Statistics(s.moments).document() for v, s in versions.items()}
+    found = normalized(batch, documents)
+    stacked = batch.copy().set("observation", batch["observation"].unsqueeze(2).expand(4, 5, 3, 3))
+    assert (normalized(stacked, documents)["observation"] == found["observation"].unsqueeze(2)).all()
     for b in range(4):
         for t in range(5):
             normalizer.use(versions[9 if acted_BT[b, t] < 0 else int(acted_BT[b, t])])
