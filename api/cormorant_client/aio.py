@@ -3,7 +3,9 @@
 Cancelling a call returns at once; its request still completes in the background, and before any later publish.
 """
 
+import _thread
 import asyncio
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +21,7 @@ from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
 from cormorant_contract.arguments import check_types
+from cormorant_contract.fleet import State
 from cormorant_contract.rest.live import Event
 from cormorant_contract.weights import Publishable
 
@@ -60,8 +63,9 @@ class AsyncClient:
         """Stream that `next_batch` reads."""
         self._endings: list[Future[None]] = []
         """Each ends a stream that `next_batch` read before; those that ended well are dropped."""
-        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
-        # One thread: a canceled publish must not act after a later one.
+        # Made as needed, and never too few: a `resume` must not wait for tasks that wait for batches.
+        self._pool = ThreadPoolExecutor(max_workers=4096, thread_name_prefix="cormorant-async")
+        # One thread: a canceled publish or restore must not act after a later publish.
         self._publishing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="cormorant-publish")
 
     weights = _in_thread(Client.weights)
@@ -70,7 +74,6 @@ class AsyncClient:
     resume = _in_thread(Client.resume)
     state = _in_thread(Client.state)
     save = _in_thread(Client.save)
-    restore = _in_thread(Client.restore)
     stats = _in_thread(Client.stats)
     seed = _in_thread(Client.seed)
     status = _in_thread(Client.status)
@@ -78,6 +81,10 @@ class AsyncClient:
     pauses = _in_thread(Client.pauses)
     evaluation = _in_thread(Client.evaluation)
     opening = _in_thread(Client.opening)
+
+    async def restore(self, state: State) -> None:
+        """See `Client.restore`."""
+        await self._call_in(self._publishing, partial(self._client.restore, state))
 
     async def spaces(self) -> "tuple[Space[Any], Space[Any]]":
         return await self._call(lambda: self._client.spaces)
@@ -115,28 +122,29 @@ class AsyncClient:
         return AsyncUpdate(await self._call_in(self._publishing, rollback), self._call)
 
     def batches(self, *, copy: bool = False, **wanted: Unpack[StreamOptions]) -> "AsyncBatches[TensorDict]":
-        """Iterate over batches. Use `async with` around a loop that may end early: without it, returning the batches
-        waits for the head on the event loop.
+        """Iterate over batches. Use `async with` around a loop that may end early: without it, the last batch is
+        delivered again.
         """
         self._end_stream()
         return AsyncBatches(self._client.batches(copy=copy, **wanted), self._call)
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
         """See `Client.next_batch`. A canceled call loses nothing: the next call returns its batch."""
-        if self._stream is None:
-            self._stream = self.batches()
+        stream = self._stream = self._stream or self.batches()
         try:
             async with asyncio.timeout(timeout):
-                batch = await anext(self._stream)
+                batch = await anext(stream)
         except StopAsyncIteration:
-            return None
+            # Another task's call may have ended this stream, not the job.
+            return None if stream is self._stream else await self.next_batch(timeout, copy=copy)
         except TimeoutError:
             raise BatchTimeout(
                 f"no batch came from {self._client.url} within {timeout:g} s; wait longer, or look at the job's status"
             ) from None
         except ClientError as error:
-            stream, self._stream = self._stream, None
-            await stream.__aexit__(type(error))
+            if stream is self._stream and not stream._is_awaited:  # by another task, which keeps it
+                self._stream = None
+                await stream.__aexit__(type(error))
             raise
         return batch.clone() if copy else batch
 
@@ -150,8 +158,8 @@ class AsyncClient:
         self, *, owner: str | None = None, reason: str = "", ttl: float = 60.0, wait: float = 30.0
     ) -> AsyncIterator[Pause]:
         """Pause the fleet inside `async with`. Cancelling its entry or exit also releases the lease."""
-        entering = self._pool.submit(
-            lambda: self._client.pause(owner=owner, reason=reason, ttl=ttl, wait=wait).__enter__()
+        entering = self._submit(
+            self._pool, lambda: self._client.pause(owner=owner, reason=reason, ttl=ttl, wait=wait).__enter__()
         )
 
         def give_back() -> None:
@@ -166,7 +174,7 @@ class AsyncClient:
         try:
             yield pause
         finally:
-            await asyncio.shield(asyncio.wrap_future(self._pool.submit(give_back)))
+            await asyncio.shield(asyncio.wrap_future(self._submit(self._pool, give_back)))
 
     async def events(self, *, last_id: str | None = None) -> AsyncIterator[Event]:
         """Iterate over events indefinitely."""
@@ -213,11 +221,13 @@ class AsyncClient:
         return await self._call_in(self._pool, partial(work, *args, **kwargs))
 
     async def _call_in(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> R:
+        return await asyncio.wrap_future(self._submit(pool, work))
+
+    def _submit(self, pool: ThreadPoolExecutor, work: Callable[[], R]) -> Future[R]:
         try:
-            future = asyncio.get_running_loop().run_in_executor(pool, work)
+            return pool.submit(work)
         except RuntimeError as error:  # the pool is shut down
             raise ClientClosed from error
-        return await future
 
 
 class AsyncUpdate:
@@ -264,6 +274,8 @@ class AsyncBatches(Generic[T]):
 
     def __init__(self, batches: RemoteBatches[T], call: Callable[..., Any]) -> None:
         self._batches = batches
+        # Returning batches waits for the head; the garbage collector may run on the event loop.
+        weakref.finalize(self, _thread.start_new_thread, batches.close, ()).atexit = False
         self._call = call
         self._asked: asyncio.Task[T | None] | None = None
         """Asks for the next batch; outlives the await that began it, until the caller has received the batch."""
@@ -284,6 +296,8 @@ class AsyncBatches(Generic[T]):
             raise ClientError("two tasks share one iterator; call client.batches() once per task")
         if self._asked is None:
             self._asked = asyncio.ensure_future(self._call(self._batches.next))
+            # If nobody asks again, its error is of no interest.
+            self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         self._is_awaited = True
         try:
             batch: T | None = await asyncio.shield(self._asked)

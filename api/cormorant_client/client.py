@@ -112,8 +112,8 @@ def connect(
     """
     check_options(locals())
     url = url or os.environ.get("CORMORANT_URL")
-    token = token or os.environ.get("CORMORANT_TOKEN") or None
-    token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE")
+    if not (token or token_file):
+        token, token_file = os.environ.get("CORMORANT_TOKEN") or None, os.environ.get("CORMORANT_TOKEN_FILE")
     if not url:
         raise BadAddress("no head given; pass its URL or set CORMORANT_URL")
     if token_file and not token:
@@ -146,6 +146,8 @@ def check_options(given: Mapping[str, Any]) -> None:
     may_be_empty = ("reconnect_s", "allow_nonfinite")
     refuse_empty(BadAddress, **{name: given[name] for name in types if name in given and name not in may_be_empty})
     check_types(BadAddress, types, given)
+    if given.get("token") and given.get("token_file"):
+        raise BadAddress("token and token_file both give a token; pass only one of them")
 
 
 @contextmanager
@@ -319,6 +321,8 @@ class Client(Fleet):
             stream.close()
             self._stream = None
             raise
+        if batch is None and stream is not self._stream:  # another thread's call ended this stream, not the job
+            return self.next_batch(timeout, copy=copy)
         return batch.clone() if copy and batch is not None else batch
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:

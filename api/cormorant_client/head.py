@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode
 from pydantic import BaseModel
 from pydantic_core import from_json
 
-from cormorant_client.errors import HeadUnreachable, NotNow, error_for
+from cormorant_client.errors import ClientClosed, HeadUnreachable, NotNow, error_for
 from cormorant_client.transport import Address, Broken, Bytes, HttpReply, Transport
 from cormorant_contract.rest.live import Event
 from cormorant_contract.rest.status import Status
@@ -160,6 +160,8 @@ class HeadConnection:
                 is_repeated, self.bulk = True, None
                 if is_safe and patience.wait(f"{method} {path}: {error}"):
                     continue
+                if self.transport.closed.is_set():
+                    raise ClientClosed from error
                 tried = f" for {patience.spent_s:.0f} s" if is_safe and patience.total_s else ""
                 raise HeadUnreachable(
                     f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "

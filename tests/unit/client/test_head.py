@@ -3,6 +3,7 @@ client for asyncio: what is cancelled, and when.
 """
 
 import asyncio
+import gc
 import inspect
 import json
 import socket
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from cormorant_cli.connection import Connection
 from cormorant_client import AsyncClient, Client, connect, errors
 from cormorant_client.aio import AsyncBatches
 from cormorant_client.head import HeadConnection, Patience, parse_events
@@ -24,6 +27,11 @@ from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
+STATE = safetensors.numpy.save({"w": np.zeros(1)})
+LEASE = {
+    "id": "p1", "owner": "o", "reason": "", "mode": "now", "state": "paused",
+    "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T00:00:00Z",
+}  # fmt: skip
 UPDATE = {
     "update_id": "u7", "model": "policy", "models": {}, "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
     "tensors": 1, "state": "staged", "workers": {"total": 1, "acked": 0, "failed": 0}, "receipts": [],
@@ -323,6 +331,17 @@ def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> Non
     assert [connection for kept in transport._idle.values() for connection in kept] == []
 
 
+def test_a_token_file_that_is_given_comes_before_the_environments_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("given")
+    monkeypatch.setenv("CORMORANT_TOKEN", "another")
+    assert connect("http://127.0.0.1:9", token_file=tmp_path / "token").again.keywords["token"] == "given"
+    connection = Connection(url="http://127.0.0.1:9", token="another", token_file=str(tmp_path / "token"))
+    assert connection._own_token("read") == "given"
+    assert connect("http://127.0.0.1:9").again.keywords["token"] == "another"
+
+
 def test_token_is_not_in_the_repr_of_a_connection() -> None:
     transport = Transport(token="secret", timeout_s=1)
     assert "secret" not in repr(HeadConnection(address=parse_address("http://h"), transport=transport, reconnect_s=5))
@@ -392,16 +411,20 @@ def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
     asyncio.run(run())
 
 
-def test_weights_whose_publish_was_cancelled_do_not_act_after_the_next() -> None:
+@pytest.mark.parametrize("call", ["publish", "restore"])
+def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call: str) -> None:
     def answer(heard: Heard) -> Say:
         if heard.method == "PUT" and not is_asked.is_set():
             is_asked.set()
             assert may_answer.wait(20)
+        if heard.path == "/v1/pauses":
+            return Say(body=json.dumps(LEASE).encode())
         return update(7) if heard.method == "PUT" else models(6)
 
     async def run() -> None:
         async with AsyncClient(head.url) as client:
-            await cancelled(client.publish({"w": np.zeros(1)}), is_asked)
+            earlier = client.publish({"w": np.zeros(1)}) if call == "publish" else client.restore(STATE)
+            await cancelled(earlier, is_asked)
             later = asyncio.ensure_future(client.publish({"w": np.ones(1)}))
             await asyncio.wait([later], timeout=0.2)
             may_answer.set()
@@ -412,6 +435,80 @@ def test_weights_whose_publish_was_cancelled_do_not_act_after_the_next() -> None
         asyncio.run(run())
     puts = [safetensors.numpy.load(heard.body)["w"][0] for heard in head.heard if heard.method == "PUT"]
     assert puts == [0, 1]
+
+
+def test_next_batch_that_waits_outlives_a_second_one() -> None:
+    async def run() -> None:
+        async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
+            client._stream = AsyncBatches(numbers, client._call)  # type: ignore[arg-type]  # what it calls
+            first = asyncio.ensure_future(client.next_batch())
+            await asyncio.to_thread(numbers.is_asked.wait, 20)
+            with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
+                await client.next_batch()
+            assert numbers.released == []
+            numbers.may_come.set()
+            assert await first == 0
+
+    numbers = Numbers()
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_client(is_async: bool) -> None:
+    asked, hold = threading.Semaphore(0), threading.Event()
+
+    def answer(heard: Heard) -> Say:
+        if heard.path.startswith("/v1/batches"):
+            asked.release()
+            hold.wait()
+            return Say(204, b"")
+        return Say(body=json.dumps(job_status()).encode())
+
+    async def run() -> None:
+        client = connect(head.url, timeout_s=600, reconnect_s=600)
+        both: Any = AsyncClient(client) if is_async else client
+        waiting = asyncio.ensure_future(both.next_batch() if is_async else asyncio.to_thread(both.next_batch))
+        assert await asyncio.to_thread(asked.acquire, timeout=20)
+        await asyncio.to_thread(both.streaming_split, 1)
+        assert await asyncio.to_thread(asked.acquire, timeout=20), "it asks again"
+        await (both.close() if is_async else asyncio.to_thread(both.close))
+        with pytest.raises(errors.FleetClosed):
+            await waiting
+        if is_async:
+            with pytest.raises(errors.FleetClosed):
+                await both.pause().__aenter__()
+
+    with ScriptedHead(answer) as head:
+        asyncio.run(run())
+        hold.set()
+
+
+def test_calls_do_not_wait_for_tasks_that_wait_for_batches() -> None:
+    async def run() -> None:
+        async with AsyncClient(head.url) as client:
+            many = [AsyncBatches(numbers, client._call) for _ in range(50)]  # type: ignore[arg-type]  # what it calls
+            waiting = [asyncio.ensure_future(anext(batches)) for batches in many]
+            await asyncio.wait_for(client.models(), 20)
+            numbers.may_come.set()
+            await asyncio.gather(*waiting)
+
+    numbers = Numbers()
+    with ScriptedHead(in_turn(models(6))) as head:
+        asyncio.run(run())
+
+
+def test_batches_that_were_left_are_returned_by_another_thread() -> None:
+    class Returned(Numbers):
+        def close(self) -> None:
+            by.append(threading.get_ident())
+            self.is_asked.set()
+
+    by: list[int] = []
+    batches = Returned()
+    AsyncBatches(batches, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
+    gc.collect()
+    assert batches.is_asked.wait(20)
+    assert threading.get_ident() not in by
 
 
 def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
@@ -439,7 +536,7 @@ def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
 def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hear() -> None:
     async def run() -> None:
         client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
-        batches: Any = SimpleNamespace(__exit__=lambda *_: may_end.wait(30))
+        batches: Any = SimpleNamespace(close=print, __exit__=lambda *_: may_end.wait(30))
         client._stream = AsyncBatches(batches, client._call)
         with pytest.raises(errors.CormorantError, match="n is 0"):
             client.streaming_split(0)
@@ -458,7 +555,9 @@ def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None:
     async def run() -> None:
         async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
             for wait_s in (0.5, 0.0):
-                batches: Any = SimpleNamespace(__exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1))
+                batches: Any = SimpleNamespace(
+                    close=print, __exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1)
+                )
                 client._stream = AsyncBatches(batches, client._call)
                 client.streaming_split(1)
 
