@@ -103,6 +103,8 @@ class Connection:
             raise BadInput(
                 f'"{self.job}" names a job of the cluster and --url {self.url} a head; give only one of them'
             )
+        if _given(self.token, _TOKEN) and _given(self.token_file, _TOKEN_FILE):
+            raise BadInput("--token and --token-file both give a token; give only one of them")
         if not self.job and (self.namespace or self.context):
             raise BadInput("--namespace and --context need a job's name")
         if not self.job and not self.url:
@@ -150,7 +152,7 @@ class Connection:
                 ) from error
 
     def _own_token(self, role: "Role") -> str:
-        if self.token or not self.token_file:
+        if not self.token_file or (self.token and not _given(self.token_file, _TOKEN_FILE)):
             return self.token
         from cormorant_client.transport import read_token
 

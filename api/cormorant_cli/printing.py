@@ -12,9 +12,12 @@ from typing import Annotated, Any
 import typer
 from pydantic_core import to_jsonable_python
 
+from cormorant_cli.errors import BadInput
+
 RECENT_EPISODES = 100
 """Number of episodes whose returns and lengths a fleet keeps."""
 _SLOW_S = 3.0
+_CONTEXT = ContextVar[typer.Context | None]("context", default=None)
 _SPEAKS_JSON = ContextVar("speaks_json", default=False)
 
 
@@ -31,6 +34,9 @@ def with_options(
     given = inspect.signature(command)
     parameters = [known for name, known in given.parameters.items() if name != makes]
     for name, annotation in options.items():
+        if annotation is typer.Context:  # typer passes it
+            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
+            continue
         default, kind = annotation.__origin__(), inspect.Parameter.POSITIONAL_OR_KEYWORD
         parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
 
@@ -44,10 +50,27 @@ def with_options(
     return run
 
 
+def refuse_options(*names: str, why: str) -> None:
+    """Refuse parameters that were given on the command line, not by the environment, where they have no effect. `why`:
+    the end of the sentence.
+    """
+    if (context := _CONTEXT.get()) is None:  # a function, not a command, was called
+        return
+    sources = {name: context.get_parameter_source(name) for name in names}
+    if given := [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
+        options = [option.opts[0] for option in context.command.params if option.name in given]
+        raise BadInput(f"{', '.join(options)} {'have' if len(options) > 1 else 'has'} no effect {why}")
+
+
 def with_json(command: Callable[..., None]) -> Callable[..., None]:
     """Add `--json` to a command; with it, `tell` prints JSON."""
     option = Annotated[bool, typer.Option("--json", help="Print JSON, errors included (also: -o json).")]
-    return with_options(command, {"as_json": option}, lambda values: speak_json(values.pop("as_json")))
+
+    def take(values: dict[str, Any]) -> None:
+        speak_json(values.pop("as_json"))
+        _CONTEXT.set(values.pop("invocation"))
+
+    return with_options(command, {"as_json": option, "invocation": typer.Context}, take)
 
 
 def speak_json(is_asked: bool) -> None:

@@ -109,6 +109,8 @@ def evaluate(
             manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
             vectorization_mode=vectorization_mode, collection=collection, info=info,
         )  # fmt: skip
+        if unread := sorted({*(collection or {})} - _KEPT):
+            raise ManifestError(f"collection has {', '.join(unread)}, which an evaluation does not read; leave it out")
         objects = b""
         if overrides is NO_OVERRIDES:
             refuse_unknown_names(described, is_this_machine=engine is None)

@@ -13,7 +13,7 @@ import typer
 from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import size_of, tell, told_when_slow
+from cormorant_cli.printing import refuse_options, size_of, tell, told_when_slow
 
 Owner = Annotated[
     str,
@@ -22,6 +22,8 @@ Owner = Annotated[
     ),
 ]
 _OWNER, _TTL_S = "default", 3600.0
+_OF_HEADS = ("token", "token_file", "ca_file")
+"""Options that a change of the job's spec does not need."""
 
 
 @with_connection
@@ -40,8 +42,7 @@ def pause(
     pause lease from the head instead, which expires, and exits with 1 if the workers are not paused in time.
     """
     if connection.job and not (owner or ttl):
-        if reason:
-            raise BadInput("--reason belongs to a pause lease; give --ttl or --owner as well")
+        refuse_options("reason", "wait", *_OF_HEADS, why="without a pause lease; give --ttl or --owner as well")
         _set_paused(connection, is_paused=True)
         return
     name = owner or _OWNER
@@ -56,6 +57,7 @@ def pause(
 def resume(connection: Connection, owner: Owner = "") -> None:
     """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay."""
     if connection.job and not owner:
+        refuse_options(*_OF_HEADS, why="on the job's spec.paused; give --owner for a pause lease")
         _set_paused(connection, is_paused=False)
         return
     with connection.client("write") as client:

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
-from cormorant_cli.printing import say_end
+from cormorant_cli.printing import refuse_options, say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.disk import local_path, write_durably
 from cormorant_contract.errors import ManifestError, missing_library
@@ -105,11 +105,15 @@ def run(
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
-            if not serve and (port is not None or directory is not None):
-                raise BadInput("--port and --directory belong to the REST API, which runs with --serve; add --serve")
+            if not serve:
+                refuse_options("port", "directory", why="without the REST API; add --serve")
+            if fleet == "local":
+                refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
             job = read_job(manifest, name, frames)
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
+            if job.spec.collection.episodes is not None:
+                refuse_options("frames", why="on an evaluation, which plays collection.episodes")
             dataset = job.spec.output.dataset
             folder = local_path(dataset.uri) if dataset is not None else None
             if report is None and folder is not None:

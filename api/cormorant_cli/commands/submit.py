@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed, ObjectMissing
-from cormorant_cli.printing import tell
+from cormorant_cli.printing import refuse_options, tell
 from cormorant_contract.base import Contract
 from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
@@ -63,6 +63,8 @@ def submit(
     context: Context = "",
 ) -> None:
     """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
+    if not wait:
+        refuse_options("timeout", why="without --wait")
     jobs = load_jobs(manifest)
     files = read_code(code) if code is not None else None
     for job in jobs:

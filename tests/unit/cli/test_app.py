@@ -14,7 +14,9 @@ import typer
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
 from cormorant_cli.commands.evaluate import show_table
+from cormorant_cli.connection import Connection
 from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_client import connect
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripts import run_script
@@ -80,6 +82,45 @@ def test_errors_are_json_where_asked_and_never_the_librarys_words(
     assert error["exit_code"] == 2
     assert sentence in error["error"]
     assert "Value error" not in error["error"]
+
+
+@pytest.mark.parametrize(
+    ("command", "sentence"),
+    [
+        ("run {job} --ray-address a:1", "--ray-address has no effect without a Ray cluster; add --fleet ray"),
+        ("run {evaluation} --serve --frames 9", "--frames has no effect on an evaluation"),
+        ("evaluate {job} --ray-address a:1", "--ray-address has no effect without a Ray cluster"),
+        ("evaluate {job} --wait 5 -n rl --url http://h", "--wait, --namespace, --url have no effect on "),
+        ("evaluate pong --workers 2 --sample", "--deterministic, --workers have no effect on pong, which runs already"),
+        ("status pong --interval 1", "--interval has no effect without --watch"),
+        ("submit {job} --timeout 5", "--timeout has no effect without --wait"),
+        ("dataset export d --to parquet --fps 50", "--fps has no effect with --to parquet; it is for --to lerobot"),
+        ("pause pong --wait 5 --token t", "--wait, --token have no effect without a pause lease; give --ttl"),
+        ("resume pong --token-file t", "--token-file has no effect on the job's spec.paused; give --owner"),
+        ("status --url http://h --token t --token-file f", "--token and --token-file both give a token"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    command: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the manifest's folder goes on it
+    monkeypatch.setenv("RAY_ADDRESS", "b:1")  # what the environment says is no option
+    assert entry.run(["init", str(tmp_path)]) == 0
+    evaluation = tmp_path / "evaluation.yaml"
+    evaluation.write_text((tmp_path / "job.yaml").read_text().replace("totalFrames: 20000", "episodes: {count: 3}"))
+    assert entry.run(command.format(job=tmp_path / "job.yaml", evaluation=evaluation).split()) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_token_file_that_is_given_comes_before_the_environments_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "token").write_text("given")
+    monkeypatch.setenv("CORMORANT_TOKEN", "another")
+    assert connect("http://127.0.0.1:9", token_file=tmp_path / "token").again.keywords["token"] == "given"
+    connection = Connection(url="http://127.0.0.1:9", token="another", token_file=str(tmp_path / "token"))
+    assert connection._own_token("read") == "given"
+    assert connect("http://127.0.0.1:9").again.keywords["token"] == "another"
 
 
 @pytest.mark.parametrize("arguments", [["bogus"], ["validate"], ["validate", "--bogus"], []])

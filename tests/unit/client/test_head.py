@@ -10,8 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +18,6 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_cli.connection import Connection
 from cormorant_client import AsyncClient, Client, connect, errors
 from cormorant_client.aio import AsyncBatches
 from cormorant_client.head import HeadConnection, Patience, parse_events
@@ -27,7 +25,6 @@ from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
-STATE = safetensors.numpy.save({"w": np.zeros(1)})
 LEASE = {
     "id": "p1", "owner": "o", "reason": "", "mode": "now", "state": "paused",
     "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T00:00:00Z",
@@ -331,17 +328,6 @@ def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> Non
     assert [connection for kept in transport._idle.values() for connection in kept] == []
 
 
-def test_a_token_file_that_is_given_comes_before_the_environments_token(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "token").write_text("given")
-    monkeypatch.setenv("CORMORANT_TOKEN", "another")
-    assert connect("http://127.0.0.1:9", token_file=tmp_path / "token").again.keywords["token"] == "given"
-    connection = Connection(url="http://127.0.0.1:9", token="another", token_file=str(tmp_path / "token"))
-    assert connection._own_token("read") == "given"
-    assert connect("http://127.0.0.1:9").again.keywords["token"] == "another"
-
-
 def test_token_is_not_in_the_repr_of_a_connection() -> None:
     transport = Transport(token="secret", timeout_s=1)
     assert "secret" not in repr(HeadConnection(address=parse_address("http://h"), transport=transport, reconnect_s=5))
@@ -423,7 +409,9 @@ def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call:
 
     async def run() -> None:
         async with AsyncClient(head.url) as client:
-            earlier = client.publish({"w": np.zeros(1)}) if call == "publish" else client.restore(STATE)
+            first = {"w": np.zeros(1)}
+            state = safetensors.numpy.save(first)
+            earlier = client.publish(first) if call == "publish" else client.restore(state)
             await cancelled(earlier, is_asked)
             later = asyncio.ensure_future(client.publish({"w": np.ones(1)}))
             await asyncio.wait([later], timeout=0.2)
@@ -498,17 +486,11 @@ def test_calls_do_not_wait_for_tasks_that_wait_for_batches() -> None:
 
 
 def test_batches_that_were_left_are_returned_by_another_thread() -> None:
-    class Returned(Numbers):
-        def close(self) -> None:
-            by.append(threading.get_ident())
-            self.is_asked.set()
-
-    by: list[int] = []
-    batches = Returned()
-    AsyncBatches(batches, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
+    returned: Future[int] = Future()
+    batches: Any = SimpleNamespace(close=lambda: returned.set_result(threading.get_ident()))
+    AsyncBatches(batches, asyncio.to_thread)
     gc.collect()
-    assert batches.is_asked.wait(20)
-    assert threading.get_ident() not in by
+    assert returned.result(20) != threading.get_ident()
 
 
 def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:

@@ -105,6 +105,21 @@ def test_an_empty_argument_is_refused_by_name(call: str, argument: str, empty: A
     assert "\n" not in said
 
 
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (
+            lambda: cormorant.evaluate(env="CartPole-v1", episodes=1, collection={"mode": "sync"}),
+            "collection has mode, which an evaluation does not read",
+        ),
+        (lambda: cormorant.connect("http://h:1", token="t", token_file="f"), "token and token_file both give a token"),
+    ],
+)
+def test_arguments_without_an_effect_are_refused(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(CormorantError, match=sentence):
+        call()
+
+
 WRONG: dict[str, dict[str, tuple[Any, ...]]] = {
     "open_fleet": {
         "device": ("tpu", 3), "storing_device": ("tpu",), "on_policy": ("yes", 1), "info": (5, [1], {"key": "k"}),
