@@ -195,8 +195,8 @@ def make_collector(
             batch = collector.collect(num_steps=10_000)        # exactly 10,000 frames, [B, T]
             played = collector.collect(num_episodes=20)        # exactly 20 whole episodes
 
-    It has the random streams of the fleet's first worker. `output`, `workerGroups` and `totalFrames` of the manifest
-    are ignored.
+    It has the random streams of the fleet's first worker. What concerns fleets is ignored: `output` and `workerGroups`,
+    and of `collection` `framesPerBatch`, `totalFrames`, `mode`, `weights` and `preemptiveThreshold`.
 
     Args:
         manifest: as in `open_fleet`, and so is every argument that is not described here.
