@@ -78,7 +78,8 @@ class Threads:
             raise ApiError(ProblemType.OVERLOADED, self._full, retry_after_s=_OVERLOADED_S)
         try:
             asked = self.pool.submit(call, *args, **kwargs)
-        except RuntimeError:  # the pool was shut down in the meantime
+        except RuntimeError:  # the pool was shut down in the meantime, or no thread can be started
+            self._room.release()
             self._head.refuse_while_closing()
             raise
         asked.add_done_callback(lambda _: self._room.release())
