@@ -177,6 +177,8 @@ def test_batches_that_grow_stale_unasked_are_said_once(
     job = job.model_copy(update={"spec": job.spec.model_copy(update={"policy": policy})})
     with capture_logs() as logs, make_fleet(job, workers=1) as fleet:
         for version, _ in enumerate(LocalFleet(fleet).batches(), start=1):
+            if version == 1:
+                until(lambda: fleet.stats().queued_batches)  # the next one is older than what is published now
             fleet.publish(numbered(version * 2))
             fleet.publish(numbered(version * 2 + 1))
     said = [log for log in logs if log["event"] == "batch_is_stale"]
