@@ -335,23 +335,23 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
     array: Array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
     if array.dtype != leaf.dtype:
         array = cast_to(leaf, array)
-    if array.shape == (n, *leaf.shape):
-        return array
-    if n == 1 and array.shape == leaf.shape:
-        return array[None]  # squeezed
-    if array.shape[1:] != leaf.shape:
-        raise PolicyMismatch(
-            f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, but {leaf.shape} in the first step"
-        )
-    raise _other_rows(leaf.key, array, n)  # one of several would be broadcast to all of them where it is stored
+    return array if array.shape == (n, *leaf.shape) else _unsqueezed(array, leaf, n)
 
 
 def _fitted(tensor: torch.Tensor, leaf: Leaf, n: int) -> torch.Tensor:
-    if tensor.shape == (n, *leaf.shape):
-        return tensor
-    if n == 1 and tensor.shape == leaf.shape:
-        return tensor[None]  # squeezed
-    return torch.from_numpy(_to_numpy(tensor, leaf, n)).to(tensor.device)  # refused
+    return tensor if tensor.shape == (n, *leaf.shape) else _unsqueezed(tensor, leaf, n)
+
+
+def _unsqueezed(values: Any, leaf: Leaf, n: int) -> Any:
+    """The only row, given without its dimension. PolicyMismatch for any other shape."""
+    shape = tuple(values.shape)
+    if n == 1 and shape == leaf.shape:
+        return values[None]
+    if shape[1:] != leaf.shape:
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(leaf.key)} has shape {shape[1:]}, but {leaf.shape} in the first step"
+        )
+    raise _other_rows(leaf.key, shape, n)  # one of several would be broadcast to all of them where it is stored
 
 
 def cast_to(leaf: Leaf, array: Array) -> Array:
@@ -384,13 +384,13 @@ def output_leaf(key: Key, value: Any, n: int) -> Leaf:
             f"support ({error}); return it as float32"
         ) from error
     if array.shape[:1] != (n,):
-        raise _other_rows(key, array, n)
+        raise _other_rows(key, array.shape, n)
     return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)
 
 
-def _other_rows(key: Key, array: Array, n: int) -> PolicyMismatch:
+def _other_rows(key: Key, shape: tuple[int, ...], n: int) -> PolicyMismatch:
     return PolicyMismatch(
-        f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first dimension must be {n}"
+        f"the policy's {'.'.join(key)} has shape {shape} for {n} environments; the first dimension must be {n}"
     )
 
 
