@@ -110,9 +110,9 @@ def run(
             if fleet == "local":
                 refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
             job = read_job(manifest, name, frames)
-            if job.spec.collection.episodes is not None and not serve:
-                raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             if job.spec.collection.episodes is not None:
+                if not serve:
+                    raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
                 refuse_options("frames", why="on an evaluation, which plays collection.episodes")
             dataset = job.spec.output.dataset
             folder = local_path(dataset.uri) if dataset is not None else None
