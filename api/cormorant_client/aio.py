@@ -296,7 +296,7 @@ class AsyncBatches(Generic[T]):
             raise ClientError("two tasks share one iterator; call client.batches() once per task")
         if self._asked is None:
             self._asked = asyncio.ensure_future(self._call(self._batches.next))
-            # If nobody asks again, its error is of no interest.
+            # Reads the error: without a further call, asyncio would log that it was never retrieved.
             self._asked.add_done_callback(lambda asked: asked.cancelled() or asked.exception())
         self._is_awaited = True
         try:

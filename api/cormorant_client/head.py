@@ -53,14 +53,16 @@ class Patience:
         self.begin()
 
     def begin(self, allowed_s: float = 0.0) -> None:
-        """Start the budget anew: now, or at the first failure within `allowed_s`, which the head may take to answer."""
+        """Restart the budget. It runs from the next failure on, at the latest after `allowed_s`, the time that the head
+        has for its answer.
+        """
         self._began = time.monotonic() + allowed_s
         self._tell_after_s = _SILENT_S
 
     @property
     def spent_s(self) -> float:
         """Seconds since the budget began."""
-        return max(0.0, time.monotonic() - self._began)
+        return time.monotonic() - self._began
 
     def wait(self, reason: str, *, at_least_s: float = 0.0) -> bool:
         """Sleep before the next try. False if the budget is used up or the sleep was interrupted: give up."""

@@ -22,6 +22,7 @@ from cormorant_client import AsyncClient, Client, connect, errors
 from cormorant_client.aio import AsyncBatches
 from cormorant_client.head import HeadConnection, Patience, parse_events
 from cormorant_client.transport import Transport, parse_address
+from cormorant_testing.clock import Clock
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
@@ -170,22 +171,26 @@ def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture, monkeypa
     assert " of at most 3 s (GET /v1/status: " in line
 
 
-def test_only_time_without_the_head_counts() -> None:
+def test_only_time_without_the_head_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     event = b'id: %d\ndata: {"kind": "paused", "time": "2026-01-01T00:00:00Z", "reason": ""}\n\n'
     puts, streams = [Say(breaks=True), update(7)], [Say(body=event % number) for number in (1, 2)]
+    clock = Clock()
+    monkeypatch.setattr("cormorant_client.head.time", SimpleNamespace(monotonic=clock))
 
     def answer(heard: Heard) -> Say:
         if heard.method == "PUT":
-            time.sleep(0.2)  # `wait` allows it
+            clock.now += 3  # `wait` allows it
             return puts.pop(0)
-        closes = Say(body=b": cormorant\n\n")
-        return (streams.pop(0) if streams else closes) if heard.path == "/v1/events" else models(6)
+        if heard.path != "/v1/events":
+            return models(6)
+        clock.now += 0.03
+        return streams.pop(0) if streams else Say(body=b": cormorant\n\n")  # each closes at once
 
     with ScriptedHead(answer) as head, connect(head.url, reconnect_s=0.1) as client:
         assert client.publish({"w": np.zeros(1)}, wait=5).version == 7
         events = client.events()
         assert next(events).id == "1"
-        time.sleep(0.2)  # nothing happens in the job
+        clock.now += 600  # nothing happens in the job
         assert next(events).id == "2"
         with pytest.raises(errors.HeadUnreachable, match=r"could not reconnect: the stream ended"):
             next(events)
@@ -280,23 +285,26 @@ def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str, i
     assert served == (["/v1/models/policy/weights"] * 2 if (data_epoch, is_up) == ("e", True) else [])
 
 
+def holding(asked: threading.Semaphore, hold: threading.Event) -> Callable[[Heard], Say]:
+    def answer(heard: Heard) -> Say:
+        if heard.path.startswith("/v1/batches"):
+            asked.release()
+            hold.wait()
+            return Say(204, b"")
+        return Say(body=json.dumps(job_status()).encode())
+
+    return answer
+
+
 @pytest.mark.parametrize("ends", ["iteration", "client"])
 def test_a_waiting_iteration_ends_with_its_client_or_by_itself(
     ends: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.0)
-    hold, asked = threading.Event(), threading.Event()
-
-    def answer(heard: Heard) -> Say:
-        if heard.path.startswith("/v1/batches"):
-            asked.set()
-            hold.wait()
-            return Say(204, b"")
-        return Say(body=json.dumps(job_status()).encode())
-
-    with ScriptedHead(answer) as head, connect(head.url, timeout_s=600, reconnect_s=600) as client:
+    asked, hold = threading.Semaphore(0), threading.Event()
+    with ScriptedHead(holding(asked, hold)) as head, connect(head.url, timeout_s=600, reconnect_s=600) as client:
         batches = client.deliveries(consumer="c", memory="never")
-        assert asked.wait(60)
+        assert asked.acquire(timeout=60)
         for _ in range(2):  # while the head holds its answer back
             (batches if ends == "iteration" else client).close()
         if ends == "iteration":
@@ -445,13 +453,6 @@ def test_next_batch_that_waits_outlives_a_second_one() -> None:
 def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_client(is_async: bool) -> None:
     asked, hold = threading.Semaphore(0), threading.Event()
 
-    def answer(heard: Heard) -> Say:
-        if heard.path.startswith("/v1/batches"):
-            asked.release()
-            hold.wait()
-            return Say(204, b"")
-        return Say(body=json.dumps(job_status()).encode())
-
     async def run() -> None:
         client = connect(head.url, timeout_s=600, reconnect_s=600)
         both: Any = AsyncClient(client) if is_async else client
@@ -466,7 +467,7 @@ def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_clie
             with pytest.raises(errors.FleetClosed):
                 await both.pause().__aenter__()
 
-    with ScriptedHead(answer) as head:
+    with ScriptedHead(holding(asked, hold)) as head:
         asyncio.run(run())
         hold.set()
 
