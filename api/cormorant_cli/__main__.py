@@ -1,9 +1,7 @@
 """Runs the command line and says how it ended: 0 done, 1 failed, 2 bad input, 130 interrupted."""
 
-import os
-import signal
-import sys
-from collections.abc import Sequence
+# The interpreter's part of `signal`, which takes milliseconds to import: Ctrl-C would end those with a traceback.
+import _signal as signal  # type: ignore[import-not-found]  # typeshed lists it as `signal` alone
 
 # Ctrl-C during imports ends the process by the signal. An exception could be lost: C code in imported modules clears
 # exceptions that it does not expect.
@@ -11,6 +9,10 @@ handler = signal.getsignal(signal.SIGINT)
 if handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
+    import os
+    import sys
+    from collections.abc import Sequence
+
     import typer
 
     from cormorant_cli.app import app
