@@ -78,49 +78,16 @@ def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
         HeadServer(job, HeadSettings(port=0, directory=Path("/proc/run")))
 
 
-def pop_ids(arrays: dict[str, np.ndarray]) -> set[int]:
-    """Take the trajectory ids of all parts out of a batch."""
-    names = [name for name in arrays if name.endswith("collector/traj_ids")]
-    assert names
-    return {number for name in names for number in arrays.pop(name).flatten().tolist()}
-
-
-def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
-    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), queue={"capacityBatches": 2})
-    with serve(job, directory=folder) as served:
-        served.data.take()
-        # At a pause, with nothing left to take: then the state is all there is.
-        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
-        saved = served.writer.get("/v1/state")
-        assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
-        while served.data.take(wait=0.5).status == 200:
-            pass
-        assert served.writer.get("/v1/state").body == saved.body
-        assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
-
-        def collect(count: int) -> tuple[list[bytes], set[int]]:
-            served.writer.post("/v1/resume")
-            found, ids = [], set()
-            for _ in range(count):
-                arrays = safetensors.numpy.load(served.data.take().body)
-                ids |= pop_ids(arrays)
-                found.append(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
-            served.writer.post("/v1/pause", {"wait_seconds": 60})
-            return found, ids
-
-        first, used = collect(5)
-        restored = served.writer.put("/v1/state", saved.body)
-        assert restored.status == 200, restored.body
-        again, ids = collect(5)
-        assert again == first
-        assert not ids & used, "an id names one episode"
-
-
 def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
-    state = endless.writer.get("/v1/state").body
-    assert endless.writer.put("/v1/state", state).kind == "not-paused"
+    saved = endless.writer.get("/v1/state")
+    assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
+    assert endless.writer.put("/v1/state", saved.body).kind == "not-paused"
     endless.writer.post("/v1/pause", {"wait_seconds": 60})
     try:
+        state = endless.writer.get("/v1/state").body
+        assert [lease["owner"] for lease in endless.reader.get("/v1/pauses").json["leases"]] == ["default"], "its own"
+        assert endless.data.take().status == 200
+        assert endless.writer.get("/v1/state").body == state, "what waits in the queue is no part of it"
         assert endless.writer.put("/v1/state", b"x" * 100).kind == "malformed-safetensors"
         assert endless.writer.put("/v1/state", weights_file(1)).kind == "state-mismatch"
         for old, new in ((b"frames", b"fremes"), (b'\\"frames\\": ', b'\\"frames\\":-'), (b"cpu-0", b"cpu-9")):
@@ -273,23 +240,15 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     until(lambda: endless.status["listeners"] == 0)
 
 
-def test_the_operators_word_on_pauses_and_sizes_is_what_counts(folder: Path) -> None:
-    with serve(make_job(num_envs=1, lengths=4, workers=40), directory=folder, workers=1) as served:
+def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
+    def ready() -> list[str]:
+        return [worker["id"] for worker in served.reader.get("/v1/workers").json["workers"] if worker["ready"]]
+
+    with serve(make_job(num_envs=2, lengths=4, workers=40), directory=folder) as served:
+        assert ready() == ["cpu-0"]
         status = served.status
-        assert [group["desired"] for group in status["groups"]] == [1]
+        assert ([group["desired"] for group in status["groups"]], status["desired"]["groups"]) == ([1], {"cpu": 1})
         assert served.reader.condition("Ready")["message"] == "1 of 1 workers are ready; the manifest asks for 40"
-        assert status["desired"]["groups"] == {"cpu": 1}
-        for paused, state in ((True, "paused"), (False, "running")):
-            told = served.operator.put("/v1/desired", {"paused": paused})
-            assert (told.status, told.json["groups"]) == (200, {"cpu": 1})
-            until(lambda state=state: served.status["pause_state"] == state)
-            assert served.status["desired"]["paused"] == paused
-
-
-def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4)
-    with serve(job, directory=folder, workers=1) as served:
-        assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
         assert served.operator.put("/v1/desired", {"groups": {"gpu": 1}}).json["known"] == ["cpu"]
         assert served.operator.put("/v1/desired", {"groups": {"cpu": 0}}).kind == "last-worker"
         asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
@@ -297,27 +256,17 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         assert served.operator.put("/v1/desired", {}).status == 422
         until(lambda: not served.status["desired"]["pending"])
         assert served.status["desired"]["error"] == ""
-        until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
+        until(lambda: len(ready()) == 2)
         frozen = served.fleet.stats().workers[1].pid
         os.kill(frozen, signal.SIGSTOP)
         assert served.operator.put("/v1/desired", {"groups": {"cpu": 1}}).json["pending"], "cpu-1 has not ended"
         os.kill(frozen, signal.SIGCONT)
         until(lambda: served.data.take(wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
         until(lambda: not served.status["desired"]["pending"])
-
-
-def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4)
-    with serve(job, directory=folder, workers=1) as served:
         for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
             asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}, "empty_slots": empty})
             assert (asked.status, asked.json["empty_slots"]) == (200, empty)
-            until(
-                lambda workers=workers: (
-                    served.data.take(wait=0.1)
-                    and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
-                )
-            )
+            until(lambda workers=workers: served.data.take(wait=0.1) and ready() == workers)
             assert served.status["desired"]["empty_slots"] == empty
         nameless = served.operator.put("/v1/desired", {"paused": True, "empty_slots": {"cpu": [0]}})
         assert nameless.status == 422
@@ -328,8 +277,8 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
     job = make_job(num_envs=2, lengths=4)
     with serve(job, directory=folder, workers=1, epoch=3, floor_frames=1000) as served:
         assert served.status["frames"]["collected"] >= 1000
-        arrays = safetensors.numpy.load(served.data.take().body)
-        assert {attempt_of(number)[3] for number in pop_ids(arrays)} == {2}, "heads have epochs of their own"
+        ids = decode(memoryview(served.data.take().body)).tensordict()["collector", "traj_ids"].unique().tolist()
+        assert {attempt_of(number)[3] for number in ids} == {2}, "heads have epochs of their own"
 
 
 def versions_of(batch: Any) -> set[int]:

@@ -1,7 +1,6 @@
 """TLS: served with files that fit each other, refused with a sentence otherwise."""
 
 import contextlib
-import http.client
 import json
 import socket
 import ssl
@@ -31,22 +30,6 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     for other in (key, tmp_path / "nowhere.pem"):
         with pytest.raises(HeadFault, match="cannot use"):
             HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=other))
-
-
-def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path)
-    settings = HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)
-    with HeadServer(make_job(), settings) as server:
-        scheme, _, port = server.url.rpartition(":")
-        context = ssl.create_default_context(cafile=str(cert))
-        answers = []
-        with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", int(port), context=context, timeout=30)) as to:
-            for path in ("/livez", "/readyz"):
-                to.request("GET", path)
-                response = to.getresponse()
-                response.read()
-                answers.append(response.status)
-    assert (scheme, answers) == ("https://127.0.0.1", [200, 503])
 
 
 def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import START_S, Started, Written
 from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
-from cormorant_testing.scripts import of_session, until, unused_port
+from cormorant_testing.scripts import of_session, until
 from cormorant_testing.serving import weights_file
 
 pytestmark = pytest.mark.timeout(3 * START_S)
@@ -261,31 +261,6 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
         assert sentence in said["error"]
 
 
-# -- a Ray cluster of its own, or one that is not there --------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_dataset_is_identical_on_both_engines(start: Started, write: Written, tmp_path: Path) -> None:
-    files = []
-    for fleet in ("local", "ray"):
-        write(
-            env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-            policy={"entrypoint": "cormorant.policies:mlp"},
-            collection={"mode": "sync", "framesPerBatch": 256, "totalFrames": 3001, "seed": 5},
-            output={"queue": {}, "dataset": {"uri": f"data/{fleet}"}},
-            replicas=2,
-        )
-        code, out, err = start("run", "job.yaml", "--json", "--fleet", fleet, "--workers", "2").end()
-        assert code == 0, err
-        assert json.loads(out.splitlines()[-1])["new_frames"] == 3001
-        folder = tmp_path / "data" / fleet
-        files.append({str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.arrow")})
-    local, ray = files
-    assert sorted(local) == sorted(ray) == ["cpu-0-0/frames-000000.arrow", "cpu-1-0/frames-000000.arrow"]
-    for name, content in local.items():
-        assert ray[name] == content, name
-
-
 @pytest.mark.slow
 def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_path: Path) -> None:
     write()
@@ -309,16 +284,6 @@ def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_p
         until(lambda: not of_session(command.pid), seconds=20)
     finally:
         command.kill()
-
-
-def test_a_cluster_that_is_not_there_is_named(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write()
-    address = f"127.0.0.1:{unused_port()}"
-    assert entry.run(["run", str(path), "--fleet", "ray", "--ray-address", address]) == 1
-    said = capsys.readouterr().err
-    assert f'nothing answers at the Ray address "{address}"' in said
-    assert "`ray start --head`" in said
-    assert "Traceback" not in said
 
 
 # -- what is pushed --------------------------------------------------------------------------------------------

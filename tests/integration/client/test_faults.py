@@ -5,10 +5,8 @@ from one place, with what it published.
 import hashlib
 import json
 import shutil
-import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -84,74 +82,6 @@ def test_killed_consumer_loses_nothing_slow_one_repeats_nothing(tmp_path: Path) 
         report = client.status().queue
         assert (report.acked, report.ended) == (10, True)
         assert report.redelivered >= 1
-
-
-class Learner:
-    """Takes every batch and publishes after each fifth, as `examples/rest_ppo_cartpole.py` does, in a thread."""
-
-    def __init__(self, client: Client) -> None:
-        self.frames, self.version, self.error = 0, 0, ""
-        self.epochs: set[str] = set()
-        self._client = client
-        self._thread = threading.Thread(target=self._learn, daemon=True)
-        self._thread.start()
-
-    def wait_for(self, frames: int) -> None:
-        until(lambda: self.error or self.frames >= frames, seconds=START_S)
-        assert not self.error
-
-    def join(self) -> None:
-        self._thread.join(START_S)
-        assert not self._thread.is_alive()
-        assert not self.error
-
-    def _learn(self) -> None:
-        try:
-            self.version = self._client.publish(numbered(0), wait=5).version
-            with self._client.deliveries() as batches:
-                for number, batch in enumerate(batches, start=1):
-                    self.frames += batch.num_frames
-                    self.epochs.add(batch.id.rpartition("-")[0])
-                    if number % 5 == 0:
-                        self.version = self._client.publish(numbered(0), wait=5).version
-        except Exception as error:  # noqa: BLE001  # the edge of a thread
-            self.error = f"{type(error).__name__}: {error}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(6 * START_S)
-def test_learner_survives_a_drained_killed_deleted_head(tmp_path: Path) -> None:
-    total = 1600
-    job = make_job(
-        num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20, "totalFrames": total},
-        queue={"capacityBatches": 4}, step_s=0.005, **OPTIONS,
-    )  # fmt: skip
-    folder, tokens = tmp_path / "head", tmp_path / "tokens.json"
-    where = (
-        "--port", str(unused_port()), "--data-port", str(unused_port()), "--token-file", str(tokens),
-        "--drain-seconds", "20",
-    )  # fmt: skip
-    with HeadProcess(job, folder, *where) as head:
-        url = head.wait_for("head_ready")["url"]
-        with connect(url, token_file=tokens) as client:
-            learner = Learner(client)
-            learner.wait_for(300)
-            assert head.end(signal.SIGTERM) == 128 + signal.SIGTERM
-            drained = learner.frames
-            assert int((folder / "journal").read_text().split()[1]) == drained, "nothing is collected twice"
-            with HeadProcess(job, folder, *where) as second:
-                learner.wait_for(drained + 300)
-                second.kill()
-            with HeadProcess(job, folder, *where) as third:
-                learner.wait_for(drained + 600)
-                third.kill()
-            # Only the learner knows what was settled.
-            with HeadProcess(job, tmp_path / "another", *where, "--epoch", "4"):
-                learner.join()
-    assert len(learner.epochs) == 4
-    assert learner.version >= total // 100
-    # A killed head forgets what was lent and not acknowledged; a deleted one also what it was not asked for in time.
-    assert total <= learner.frames <= total + 2 * 5 * 20 + 200
 
 
 def test_learner_gives_a_head_the_weights_that_its_predecessor_lost(tmp_path: Path) -> None:

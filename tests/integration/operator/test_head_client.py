@@ -114,35 +114,6 @@ def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> Non
     asyncio.run(scale_pause_and_drain())
 
 
-def test_answer_that_comes_in_pieces_is_read_whole(served: tuple[Job, str]) -> None:
-    """A head behind a network that cuts its answers after a few bytes."""
-    job, port = served
-
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", int(port))
-        back.write((await reader.readuntil(b"\r\n\r\n")).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
-        while part := await there.read(200):
-            writer.write(part)
-            await writer.drain()
-            await asyncio.sleep(0.02)
-        for end in (writer, back):
-            end.close()
-            await end.wait_closed()
-        done.set()
-
-    done = asyncio.Event()
-
-    async def talk() -> HeadAnswer:
-        async with asyncio.timeout(60), await asyncio.start_server(cut, "127.0.0.1", 0) as server:
-            try:
-                async with client_of(server.sockets[0].getsockname()[1]) as client:
-                    return await client.ask(job, HEAD)
-            finally:
-                await done.wait()
-
-    assert asyncio.run(talk()).sizes == {"cpu": 1}
-
-
 def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> None:
     job, port = served
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
@@ -162,7 +133,10 @@ def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str
         with suppress(asyncio.IncompleteReadError), closing(writer):
             while True:
                 heard[-1].append(await reader.readuntil(b"\r\n\r\n"))
-                writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nbusy")
+                for part in (b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\n\r\nb", b"us", b"y"):  # a network cuts it
+                    writer.write(part)
+                    await writer.drain()
+                    await asyncio.sleep(0.02)
 
     async def talk() -> None:
         async with (
@@ -171,7 +145,7 @@ def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str
             client_of(server.sockets[0].getsockname()[1]) as client,
         ):
             for _ in range(3):
-                with pytest.raises(HeadSilent, match="with 503: busy"):
+                with pytest.raises(HeadSilent, match=r"with 503: busy$"):
                     await client.ask(make_operator_job(), replace(HEAD, ip=ip))
 
     asyncio.run(talk())

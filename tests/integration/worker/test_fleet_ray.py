@@ -119,7 +119,7 @@ def test_policies_on_a_device_ask_for_one_and_odd_quantities_are_refused() -> No
 def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     job = make_job(num_envs=2, lengths=3)
     port = unused_port()
-    with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}"'):
+    with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}".*`ray start --head`'):
         WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=f"127.0.0.1:{port}")))
     with pytest.raises(FleetError, match='"ray://somewhere:10001" is neither "auto" nor host:port'):
         WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:10001")))
