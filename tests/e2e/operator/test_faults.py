@@ -145,18 +145,6 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             assert place.status["epoch"] == 1
 
 
-def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
-    with Kubelet(place.namespace), place.operator():
-        place.submit(replicas=3)
-        _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
-        time.sleep(4)  # the operator has finished the listings of its start
-        place.proxy.is_deaf = True
-        victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
-        place.namespace("delete", "pod", victim, "--force", "--grace-period=0")
-        place.proxy.expire_watches()
-        _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
-
-
 def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
     with Kubelet(place.namespace), place.operator(), place.operator():
         place.submit(replicas=4)

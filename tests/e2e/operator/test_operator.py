@@ -104,22 +104,6 @@ def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
         running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
 
 
-def test_eviction_of_the_head_is_refused_and_of_a_worker_is_not(running: Scene) -> None:
-    def evict(name: str) -> str:
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
-        path = f"/api/v1/namespaces/{running.namespace.name}/pods/{name}/eviction"
-        return running.namespace("create", "--raw", path, "-f", "-", document=eviction, check=False)
-
-    def budget() -> dict[str, Any]:
-        return dict(running.namespace.get("poddisruptionbudget", "pong-head")["status"])
-
-    running.until(lambda: budget().get("currentHealthy") == 1, "the budget counts the head")
-    assert "disruption budget" in evict("pong-head-1")
-    worker = next(name for name in running.uids() if name.startswith("pong-cpu-0-"))
-    assert "disruption budget" not in evict(worker)
-    running.until(lambda: worker not in running.uids() and len(running.uids()) == 3, "the worker is replaced")
-
-
 def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
     kinds = ("pods", "services", "secrets", "configmaps")
     with Kubelet(scene.namespace):

@@ -267,26 +267,6 @@ def test_cut_off_operator_destroys_nothing(scene: Scene, installed: Installation
     assert job.condition("Failed") == ""
 
 
-def test_absent_operator_destroys_nothing(scene: Scene, installed: Installation) -> None:
-    jobs = (scene.steady, scene.plain)
-    scene.plain.edit(runPolicy={"progressDeadlineSeconds": DEADLINE_S, "startupDeadlineSeconds": DEADLINE_S})
-    pods, counted = [job.pods() for job in jobs], [job.frames() for job in jobs]
-    installed.operators("scale", f"deployment/{RELEASE}", "--replicas=0")
-    try:
-        installed.operators.until(lambda: not installed.operators.items("pods"), what="it is gone")
-        time.sleep(DEADLINE_S + 5)
-    finally:
-        installed.operators("scale", f"deployment/{RELEASE}", "--replicas=1")
-    installed.wait()
-    for job, before in zip(jobs, counted, strict=True):
-        job.until(lambda job=job, before=before: job.frames() > before, what=f"{job.name} is counted again")
-    time.sleep(3 * POLL_S)
-    scene.until_well()
-    assert [job.pods() for job in jobs] == pods
-    assert [job.condition("Failed") for job in jobs] == ["", ""]
-    assert not any("Stalled" in events(job) for job in jobs)
-
-
 def test_head_deleted_without_an_operator_costs_no_acknowledged_frame(scene: Scene, installed: Installation) -> None:
     job, head = scene.steady, scene.steady.head()
     workers = set(job.pods("worker").items())
