@@ -19,7 +19,7 @@ from cormorant_cli import __main__ as entry
 from cormorant_cli.commands.validate import judge
 from cormorant_testing.commands import START_S, Started, Written
 from cormorant_testing.scripts import until, unused_port
-from cormorant_worker.errors import ManifestError, UnknownEnv
+from cormorant_worker.errors import ManifestError
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 MANIFESTS = sorted(EXAMPLES.glob("*.yaml"))
@@ -111,7 +111,8 @@ LEARNERS = {
 @pytest.mark.parametrize(("script", "goal"), [("learner_cartpole.py", 450), ("self_play.py", 0.8)])
 def test_learners_run_and_reach_their_goal(script: str, goal: float, option: list[str]) -> None:
     is_quick = option == ["--quick"]
-    assert learned(script, *option, timeout_s=2 * START_S if is_quick else 1800) >= (0.01 if is_quick else goal)
+    found = numbers_of(script, *option, timeout_s=2 * START_S if is_quick else 1800)
+    assert found[-1] >= (0.01 if is_quick else goal)
 
 
 @contextmanager
@@ -129,10 +130,9 @@ def served(manifest: str, start: Started, folder: Path) -> Iterator[list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("option", "goal"), [(["--quick"], 0), (["--seed", "2"], 450)])
-def test_cartpole_is_learned_over_rest(option: list[str], goal: float, start: Started, tmp_path: Path) -> None:
+def test_cartpole_is_learned_over_rest(start: Started, tmp_path: Path) -> None:
     with served("cartpole-ppo.yaml", start, tmp_path) as head:
-        assert learned("rest_ppo_cartpole.py", *head, *option, timeout_s=1500) >= goal
+        assert numbers_of("rest_ppo_cartpole.py", *head, "--seed", "2", timeout_s=1500)[-1] >= 450
 
 
 @pytest.mark.slow
@@ -141,10 +141,6 @@ def test_the_pong_learner_lowers_its_loss(start: Started, tmp_path: Path) -> Non
     with served("pong-ppo.yaml", start, tmp_path) as head:
         before, after = numbers_of("rest_ppo_pong.py", *head, "--updates", "6", timeout_s=1500)
     assert after < before
-
-
-def learned(script: str, *arguments: str, timeout_s: float) -> float:
-    return numbers_of(script, *arguments, timeout_s=timeout_s)[-1]
 
 
 def numbers_of(script: str, *arguments: str, timeout_s: float) -> list[float]:
@@ -179,8 +175,3 @@ def test_one_of_several_jobs_is_chosen_by_name(write: Written) -> None:
     with pytest.raises(ManifestError, match='holds no CollectorJob named "third"'):
         load_job(path, name="third")
     assert load_job(path, name="other").metadata.name == "other"
-
-
-def test_an_unknown_task_is_refused_before_any_worker_starts(write: Written) -> None:
-    with pytest.raises(UnknownEnv, match='EnvPool has no task "Pnog-v5"; did you mean Pong-v5'):
-        open_fleet(write(env={"envpool": {"taskId": "Pnog-v5", "numEnvs": 4}}))

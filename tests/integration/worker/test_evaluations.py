@@ -89,16 +89,13 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
     assert table.to_json() == whole.to_json()
 
 
-def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
+def test_weights_decide_the_table() -> None:
     with make_collector(CARTPOLE) as collector:
         spaces = collector.spaces
     torch.manual_seed(11)
     weights = {name: 3 * torch.randn_like(value) for name, value in mlp(*spaces).state_dict().items()}
     with_weights = evaluate(CARTPOLE, weights, episodes=6, workers=1)
     assert with_weights.to_json() != evaluate(CARTPOLE, episodes=6, workers=1).to_json()
-    short = {name: value for name, value in weights.items() if "bias" not in name}
-    with pytest.raises(WorkerFailed, match="do not fit the policy"):
-        evaluate(CARTPOLE, short, episodes=6, workers=1)
 
 
 def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) -> None:
@@ -112,17 +109,6 @@ def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) ->
             with pytest.raises(StateError, match="an evaluation has no state, and each of its episodes a seed"):
                 change()
         assert fleet.stats().total_frames == 40
-
-
-def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"has no collection\.episodes; say how many to play: episodes=100"):
-        evaluate(CARTPOLE)
-    with pytest.raises(ManifestError, match="seed 4 is listed more than once"):
-        evaluate(CARTPOLE, episodes=[4, 5, 4])
-    with pytest.raises(WeightsError, match=r"cannot read weights from .*missing\.safetensors"):
-        evaluate(CARTPOLE, tmp_path / "missing.safetensors", episodes=1)
-    with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in the episode with seed 3\)"):
-        evaluate(slow(failures=[{"step": 3}]), episodes=2, workers=1)
 
 
 @pytest.mark.parametrize("vectorization", ["subprocess", "inline"])
