@@ -14,18 +14,12 @@ from cormorant_testing.serving import Reply
 TOTAL, FRAMES = 40_000, 400
 HEAD_S = 45.0
 """A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""
-CODE = '''
+CODE = """
 import gymnasium
 
-class Marked(gymnasium.Wrapper):
-    """CartPole whose rewards tell that this code was used."""
-    def step(self, action):
-        observation, _, terminated, truncated, info = self.env.step(action)
-        return observation, 7.0, terminated, truncated, info
-
 def make():
-    return Marked(gymnasium.make("CartPole-v1"))
-'''
+    return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 7.0)
+"""
 MANIFEST = small_job(
     "marked",
     {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},

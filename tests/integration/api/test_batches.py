@@ -146,20 +146,6 @@ def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(folder: Path) -
     assert frames["settled"] == 1000, "what was dropped as the oldest is not collected again"
 
 
-def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> None:
-    job = make_job(
-        num_envs=2, lengths=4, dataset=f"file://{tmp_path}/data", collection={"framesPerBatch": 20, "totalFrames": 60}
-    )
-    with serve(job, directory=folder) as served:
-        assert served.data.get("/v1/batches/next").kind == "no-queue"
-        # The housekeeping thread may notice the end before the main thread does.
-        events = served.server.head.events
-        until(lambda: [event.kind for event in (events.read(0) or ([], 0))[0]][-1:] == ["ended"])
-        time.sleep(0.5)
-        assert served.status["phase"] == "Completed"
-        assert served.server.wait(lambda: False) == "done"
-
-
 def test_a_job_completes_although_its_consumer_asks_no_more(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4, collection={"framesPerBatch": 20, "totalFrames": 40})
     with serve(job, directory=folder) as served:

@@ -200,8 +200,11 @@ def test_the_last_event_says_how_the_job_ended(
         with suppress(FleetError), serve(job, directory=folder) as served:
             heard = pool.submit(read_events, served.reader, limit=10**6, Last_Event_ID="")
             until(lambda: served.status["listeners"] == 1)
+            assert served.data.get("/v1/batches/next").kind == "no-queue"
             if total == 60:
-                until(lambda: served.server.head.is_complete)
+                until(lambda: served.server.head.end_state == "Completed")
+                time.sleep(0.5)  # the housekeeping thread may notice the end before the main thread does
+                assert (served.status["phase"], served.server.wait(lambda: False)) == ("Completed", "done")
             if error is not None:
                 raise error
         events = heard.result(60)
