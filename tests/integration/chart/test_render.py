@@ -95,10 +95,8 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         assert all(volume.keys() & {"secret", "emptyDir"} for volume in spec.get("volumes", []))
         (container,) = spec["containers"]
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
         assert container["resources"]["limits"]["memory"]
 
 

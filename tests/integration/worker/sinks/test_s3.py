@@ -76,11 +76,9 @@ class S3Server:
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What clients are told. `port`: of a network in front of the server."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
-            "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": KEY,
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}", "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": KEY, "AWS_DEFAULT_REGION": "us-east-1",
+        }  # fmt: skip
 
     def _start(self) -> Server:
         return Server(self._command, f"http://127.0.0.1:{self.port}/")
@@ -192,11 +190,9 @@ def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 def write(server: S3Server, network: Network, uri: str) -> "Iterator[subprocess.Popen[str]]":
     """A worker that appends to cpu-0-0 through the network until it is killed."""
     with subprocess.Popen(
-        [sys.executable, str(WRITER), uri, "0"],
-        env=environment(**server.environment(network.port)),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+        [sys.executable, str(WRITER), uri, "0"], env=environment(**server.environment(network.port)),
+        stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
         yield process
         process.kill()
 
