@@ -43,7 +43,7 @@ RECONNECT_S = 3.0
 """Short, because a person waits and can repeat the command."""
 TIMEOUT_S = 30.0
 """A head that is silent for this long counts as unreachable."""
-_URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
+_URL, _TOKEN, _TOKEN_FILE, _CA_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE", "CORMORANT_CA_FILE"
 
 Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Job in the cluster; use instead of --url.")]
 Namespace = Annotated[
@@ -78,7 +78,7 @@ CaFile = Annotated[
     str,
     typer.Option(
         "--ca-file",
-        envvar="CORMORANT_CA_FILE",
+        envvar=_CA_FILE,
         metavar="FILE",
         help="Certificates to trust with https (default: the system's; with JOB, ca.crt of the job's Secret).",
     ),
@@ -134,6 +134,8 @@ class Connection:
             from cormorant_client import connect
 
             hint = "" if token else "; give --token or --token-file"
+            if not (self.url.startswith("https:") or _given(self.ca_file, _CA_FILE)):
+                options["ca_file"] = None
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
@@ -230,6 +232,8 @@ def connect_to_job(
         except (NotAllowed, ObjectMissing):
             secret = {}
         options["ca_data"] = _decoded(secret, "ca.crt") or None
+    if not (tls or _given(str(options.get("ca_file") or ""), _CA_FILE)):
+        options["ca_file"] = None
     return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, WeightsError
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, FleetError, WeightsError
 from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
@@ -86,6 +86,10 @@ class AsyncClient:
         """See `Client.restore`."""
         await self._call_in(self._publishing, partial(self._client.restore, state))
 
+    @property
+    def url(self) -> str:
+        return self._client.url
+
     async def spaces(self) -> "tuple[Space[Any], Space[Any]]":
         return await self._call(lambda: self._client.spaces)
 
@@ -130,6 +134,7 @@ class AsyncClient:
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
         """See `Client.next_batch`. A canceled call loses nothing: the next call returns its batch."""
+        check_types(FleetError, {"timeout": Real | None}, locals())
         stream = self._stream = self._stream or self.batches()
         try:
             async with asyncio.timeout(timeout):
@@ -280,6 +285,14 @@ class AsyncBatches(Generic[T]):
         self._asked: asyncio.Task[T | None] | None = None
         """Asks for the next batch; outlives the await that began it, until the caller has received the batch."""
         self._is_awaited = False
+
+    @property
+    def num_frames(self) -> int:
+        return self._batches.num_frames
+
+    async def close(self) -> None:
+        """Return the last batch, and stop fetching. May be called twice."""
+        await self.__aexit__(ClientError)
 
     def __aiter__(self) -> "AsyncBatches[T]":
         return self

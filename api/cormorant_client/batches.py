@@ -13,6 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from numbers import Real
 from pathlib import Path
 from typing import Generic, Literal, Self, TypedDict, TypeVar
 
@@ -70,6 +71,7 @@ class RemoteBatches(Generic[T]):
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
             HeadError: the head refused, for example because of the token.
         """
+        check_types(FleetError, {"timeout": Real | None}, locals())
         if (current := self._fetcher.take_current()) is not None:
             current.ack()
         if (delivery := self._fetcher.take(timeout)) is None:

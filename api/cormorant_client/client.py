@@ -125,6 +125,11 @@ def connect(
         )
     address = parse_address(url)
     context = None
+    if not address.is_tls and (ca_file or ca_data or server_name):
+        raise BadAddress(
+            f"ca_file, ca_data and server_name are for https, and the head's address is {address}; use https:// if "
+            "the head has a certificate, or leave them out"
+        )
     if address.is_tls:
         try:
             context = ssl.create_default_context(cafile=ca_file, cadata=ca_data)
@@ -157,7 +162,8 @@ def _stated() -> Iterator[None]:
         yield
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
-        raise FleetError(f"{found['loc'][0]} is {found['input']!r}: {found['msg']}") from error
+        name = str(found["loc"][0]).removesuffix("_seconds")  # the API's fields have their unit in their names
+        raise FleetError(f"{name} is {found['input']!r}: {found['msg']}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,7 @@ class LocalBatches(Batches):
 
     def next(self, timeout: float | None = None) -> "TensorDict | None":
         """Return the last batch's memory and wait for the next batch; None at the end."""
+        check_types(FleetError, {"timeout": Real | None}, locals())
         fleet = self._owner._fleet
         self._lent.swap(None)
         try:

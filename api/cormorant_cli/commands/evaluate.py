@@ -111,8 +111,7 @@ def evaluate(
         return
     where = ("wait", "namespace", "context", "url", "token", "token_file", "ca_file")
     refuse_options(*where, why=f"on {manifest}, which is played here; give the name of a job")
-    if fleet == "local":
-        refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
+    site = Site(fleet=fleet, ray_address=ray_address)
     if video and not output:
         raise BadInput("--video needs a folder for its files; give --output")
     if video and "://" in output:
@@ -121,7 +120,6 @@ def evaluate(
     runs: dict[tuple[str, ...], str] = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
     if job.spec.policy.agents is not None and weights:
         runs = {tuple(weights): output}  # every pairing of them
-    site = Site(fleet=fleet, ray_address=ray_address)
     rows: list[Row] = []
     try:
         with translated_errors(), logged_to(choose_display()):

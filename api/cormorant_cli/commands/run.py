@@ -101,14 +101,12 @@ def run(
     prints JSON Lines.
     """
     display = choose_display(is_verbose=verbose or debug)
-    site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
             if not serve:
                 refuse_options("port", "directory", why="without the REST API; add --serve")
-            if fleet == "local":
-                refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
+            site = Site(fleet=fleet, ray_address=ray_address)
             job = read_job(manifest, name, frames)
             if job.spec.collection.episodes is not None:
                 if not serve:
@@ -140,6 +138,10 @@ def run(
 class Site:
     fleet: FleetKind
     ray_address: str
+
+    def __post_init__(self) -> None:
+        if self.fleet == "local":
+            refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
 
     @property
     def is_this_machine(self) -> bool:

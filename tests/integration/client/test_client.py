@@ -16,7 +16,7 @@ from torch import nn
 
 import cormorant
 from cormorant_cli import __main__ as entry
-from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, Unauthenticated, connect
+from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, RemoteBatches, Unauthenticated, connect
 from cormorant_client.aio import AsyncBatches
 from cormorant_contract.errors import FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
@@ -170,6 +170,10 @@ def test_a_fleet_is_paused_while_a_state_is_restored_and_stays_so_for_others(cli
 
 
 def test_the_asyncio_twin(served: Served) -> None:
+    for ours, twin in ((Client, AsyncClient), (RemoteBatches, AsyncBatches)):
+        lacks = {name for name in set(dir(ours)) - set(dir(twin)) if not name.startswith("_")}
+        assert lacks <= {"next"}, "its twin is __anext__"
+
     async def learn() -> tuple[int, int]:
         frames = 0
         async with AsyncClient(served.server.url, token=served.writer.token) as client:
@@ -177,6 +181,8 @@ def test_the_asyncio_twin(served: Served) -> None:
             async with client.deliveries(frames=90) as batches:
                 async for batch in batches:
                     frames += batch.num_frames
+            assert batches.num_frames == frames
+            assert client.url == served.server.url
             update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
             await update.wait(30)
             assert (await client.weights()).metadata == {"learner": "async"}

@@ -106,6 +106,7 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     ("ask", "sentence"),
     [
         (lambda client: client.pause(owner="not you"), "owner is 'not you': "),
+        (lambda client: client.pause(wait=301), "^wait is 301: "),
         (lambda client: client.resume("not you"), "owner is 'not you': "),
         (lambda client: client.rollback(-1), "version is -1: "),
         (lambda client: client.publish({"w": np.zeros(1)}, version="7"), "version is '7'; give int"),

@@ -2,6 +2,7 @@
 given; what `open_fleet(env=...)` and `make_collector(env=...)` refuse before anything starts.
 """
 
+import asyncio
 import math
 from collections.abc import Callable
 from functools import partial
@@ -26,6 +27,7 @@ from cormorant.errors import (
 )
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.local_fleet import CurrentLoan, LocalBatches
 from cormorant_worker.policy.actor import load_policy
 from cormorant_worker.scripted import Scripted
 from manifest_making import collector_job
@@ -113,6 +115,11 @@ def test_an_empty_argument_is_refused_by_name(call: str, argument: str, empty: A
             "collection has mode, which an evaluation does not read",
         ),
         (lambda: cormorant.connect("http://h:1", token="t", token_file="f"), "token and token_file both give a token"),
+        (lambda: cormorant.connect("http://h:1", ca_file="f"), "ca_file, .*https, .* address is http://h:1"),
+        (lambda: CLIENT.batches(prefetch=0).next("x"), "timeout is 'x'; give "),  # type: ignore[arg-type]
+        (lambda: asyncio.run(cormorant.aio.AsyncClient(CLIENT).next_batch("x")), "timeout is 'x'; "),
+        (lambda: LocalBatches(None, CurrentLoan()).next("x"), "timeout is 'x'; give "),  # type: ignore[arg-type]
+        (lambda: cormorant.RayOptions(address="auto", object_store_bytes=1 << 30), "object_store_bytes=107"),
     ],
 )
 def test_arguments_without_an_effect_are_refused(call: Callable[[], object], sentence: str) -> None:

@@ -104,6 +104,11 @@ class RayOptions:
     def __post_init__(self) -> None:
         refuse_empty(ManifestError, address=self.address, object_store_bytes=self.object_store_bytes)
         check_types(ManifestError, RayOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
+        if self.address and self.object_store_bytes:
+            raise ManifestError(
+                f'object_store_bytes={self.object_store_bytes} cannot change the running cluster "{self.address}"; '
+                "leave it out, or start its nodes with `ray start --object-store-memory`"
+            )
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

@@ -346,10 +346,11 @@ def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:
 
 def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    init = {"address": "auto", "runtime_env": {"env_vars": {"A": "1"}}, "object_store_memory": 10**8, "namespace": "n"}
+    init = {"address": "auto", "runtime_env": {"env_vars": {"A": "1"}}, "namespace": "n"}
     remote = remote_options({"num_cpus": 2, "memory": 5}, 2)
     options = ray_options(init, remote)
-    assert (options.address, options.object_store_bytes, options.runtime_env) == ("auto", 10**8, init["runtime_env"])
+    assert (options.address, options.runtime_env) == ("auto", init["runtime_env"])
+    assert ray_options({"object_store_memory": 10**8}, []).object_store_bytes == 10**8
     assert options.init == {"namespace": "n"}
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
