@@ -23,6 +23,7 @@ from cormorant_worker.envs.gymnasium_env import construct, name_of
 from cormorant_worker.envs.info import InfoField, completed
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
+from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, map_arrays, unflattener
 
 STEP_LIMIT_S = 60.0
@@ -107,16 +108,18 @@ class FlatVector:
             self.close()
             raise
         self._nested_actions = unflattener(self.action_space)
+        self._random = RandomActor(self.action_space, 0, observation=self.observation_space)
+        self._shown: Arrays = ()
+        """[N, ...] per leaf: what every row acts on next."""
         self.nan = NanCheck(self.observation_space)
         length = info_mask_length(self.observation_space, self.action_space)
         self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
         """[N, length]: as `VectorEnv.illegal`."""
 
-    def random_actions(self, generator: np.random.Generator) -> Arrays:
-        """[N, ...] per leaf of the action: any that the space has."""
-        self.action_space.seed(int(generator.integers(1 << 31)))
-        drawn = [flatten(self.action_space, self.action_space.sample()) for _ in range(self.num_envs)]
-        return tuple(np.stack(parts) for parts in zip(*drawn, strict=True))
+    def random_actions(self) -> Arrays:
+        """[N, ...] per leaf of the action: any that the rows' masks allow now."""
+        self._random.illegal = self.illegal
+        return self._random.act(self._shown, (), np.zeros(self.num_envs, np.bool_)).actions
 
     def begin(self, seeds: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Stepped:
         """Begin an episode in every row, under its seed where there are some: in the first form that the environment
@@ -189,7 +192,8 @@ class FlatVector:
             raise BadObservation(f"environment {row} returned a NaN reward in step {self.steps}", row=row)
         if not isinstance(info, Mapping):
             raise self._misfit(f"{type(info).__name__} as info; return a dict")
-        found = Stepped(self.arrays(obs), rewards, *flags, info)
+        self._shown = self.arrays(obs)
+        found = Stepped(self._shown, rewards, *flags, info)
         self._note_masks(info, EVERY_ROW)
         self._has_ended = bool(len(found.ended))
         return found
@@ -259,7 +263,7 @@ class FlatVector:
             if not self._has_ended:
                 break
             self.begin()
-            self.step(self.random_actions(np.random.default_rng(self.steps)))
+            self.step(self.random_actions())
         else:
             raise EnvBuildError(
                 f"{self.name} resets ended rows in the next step (NEXT_STEP), also after a reset of all rows, and "
@@ -332,7 +336,7 @@ class FlatVector:
         """Find dtypes and shapes that are not declared, in the infos of a reset and a step. Seed it afterwards."""
         if all(field.is_complete for field in fields):
             return tuple(fields)
-        infos = [self.begin(range(self.num_envs)).info, self.step(self.random_actions(np.random.default_rng(0))).info]
+        infos = [self.begin(range(self.num_envs)).info, self.step(self.random_actions()).info]
         infos += [info["final_info"] for info in infos if isinstance(info.get("final_info"), Mapping)]
 
         def find(key: str) -> Array | None:
@@ -383,6 +387,7 @@ class FlatVector:
 
     def _begun(self, obs: Any, info: Mapping[str, Any], rows: slice | Rows) -> Stepped:
         parts, nothing = self.arrays(obs), np.zeros(self.num_envs, dtype=np.bool_)
+        self._shown = parts
         self._note_masks(info, rows)
         if isinstance(env := getattr(self.env, "unwrapped", self.env), SyncVectorEnv):
             env._autoreset_envs[rows] = False  # a derived class whose own reset leaves them would reset them again

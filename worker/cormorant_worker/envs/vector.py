@@ -24,7 +24,7 @@ from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, S
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.envs.single_envs import open_rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
-from cormorant_worker.spaces import Array, Arrays, put
+from cormorant_worker.spaces import Array, Arrays, leaves, put
 
 _MOST_STEPS = 5_000
 _MOST_S = 30.0
@@ -62,8 +62,10 @@ class GymVectorEnv(VectorEnv):
         self._chances = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
         self._looks_lost = 0
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
-        self._actions = tuple(action.copy() for action in vector.random_actions(np.random.default_rng(0)))
-        """[N, ...] per leaf: the last ones of every row, which are valid where they mean nothing."""
+        self._actions = tuple(
+            np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(vector.action_space, ("action",))
+        )
+        """[N, ...] per leaf: those of this step, or of the last one where a step is only a reset."""
         self._before: Arrays = ()
         self._rows: slice | Rows = EVERY_ROW
         self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)
@@ -90,6 +92,7 @@ class GymVectorEnv(VectorEnv):
             is_left_out = np.ones(self.num_envs, dtype=np.bool_)
             is_left_out[rows] = False
             self._is_interrupted |= is_left_out
+            put(self._actions, is_left_out, tuple([leaf[is_left_out] for leaf in self._vector.random_actions()]))
 
     def recv(self) -> Step:
         # Copies: the environment may keep them, and these are written again.
@@ -195,7 +198,7 @@ def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
     for seed in range(_TRIES):
         first = _copy(vector.begin(range(seed, seed + vector.num_envs)).obs)
         try:
-            before = vector.step(vector.random_actions(np.random.default_rng(seed)))
+            before = vector.step(vector.random_actions())
             kept, others = _copy(before.obs), ~(before.terminated | before.truncated)
             others[0] = False
             if _same_rows(kept, first)[others].all():
@@ -230,22 +233,21 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
     """
     cannot = f"{vector.name} declares no autoreset_mode, and its behavior at the end of an episode is unclear"
     do = 'set env.metadata["autoreset_mode"] to NEXT_STEP, SAME_STEP or DISABLED'
-    generator, actions, until = np.random.default_rng(0), list[Arrays](), time.monotonic() + _MOST_S
+    actions, until = list[Arrays](), time.monotonic() + _MOST_S
     vector.begin(range(vector.num_envs))
     last: Stepped | None = None
     while last is None or not len(last.ended):
         if len(actions) == _MOST_STEPS or time.monotonic() >= until:
             raise EnvBuildError(f"{cannot}: none ended in {len(actions):,} steps of random actions; {do}")
-        actions.append(vector.random_actions(generator))
+        actions.append(vector.random_actions())
         last = vector.step(actions[-1])
     row = last.ended[:1]
     if "final_obs" in last.info:
         return AutoresetMode.SAME_STEP
-    matters, ignored, generator = False, True, np.random.default_rng(1)
+    matters, ignored = False, True
     for _ in range(_TRIES):
-        one, other = vector.random_actions(generator), vector.random_actions(generator)
-        starts = [_after(vector, [], action) for action in (one, other)]
-        following = [_after(vector, actions, action) for action in (one, other)]
+        starts = [_after(vector, []) for _ in range(2)]
+        following = [_after(vector, actions) for _ in range(2)]
         matters |= _differ(starts[0], starts[1], row)
         ignored &= not _differ(following[0], following[1], row) and not following[0].reward[row].any()
     if matters and ignored:
@@ -258,11 +260,12 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
     raise EnvBuildError(f"{cannot}: {why}; {do}")
 
 
-def _after(vector: FlatVector, actions: list[Arrays], last: Arrays) -> Stepped:
+def _after(vector: FlatVector, actions: list[Arrays]) -> Stepped:
+    """What a random step after these actions gives."""
     vector.begin(range(vector.num_envs))
     for action in actions:
         vector.step(action)
-    stepped = vector.step(last)
+    stepped = vector.step(vector.random_actions())
     return stepped._replace(obs=_copy(stepped.obs))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from cormorant_testing.masks import Masked
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.echo_torch import TorchEchoes
@@ -337,6 +338,15 @@ def test_masks_of_info_forbid_random_actions() -> None:
     goes_on = ~batch["next", "done"][:, :-1, 0]
     assert masks.gather(-1, actions.unsqueeze(-1))[goes_on].all()
     assert not goes_on.all()
+
+
+@pytest.mark.parametrize("in_info", [False, True])
+def test_rows_are_tried_and_left_out_within_their_masks(in_info: bool) -> None:
+    with make_collector(
+        env=partial(echoes, env=partial(Masked, in_info=in_info)), num_envs=N, info=["chosen"]
+    ) as collector:
+        for frames in (N + 1, 3 * N):  # every row but the first is stepped once more in the first batch
+            collector.collect(num_steps=frames)
 
 
 class Misfit(Batched):
