@@ -69,7 +69,7 @@ class StepCounts:
     """`step_count` of each frame `[R, T, 1]` int64: steps since its trajectory began, over any number of batches."""
 
     def __init__(self) -> None:
-        self._following: dict[Hashable, tuple[int, int]] = {}
+        self.following: dict[Hashable, tuple[int, int]] = {}
         """By environment: its last trajectory, and the count that its next frame has."""
 
     def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
@@ -78,14 +78,14 @@ class StepCounts:
             return  # the environment counts itself
         ids = batch[_IDS]
         first = first_step(ids)
-        known = [self._following.get(env, (-1, 0)) for env in envs]
+        known = [self.following.get(env, (-1, 0)) for env in envs]
         begun = [count if int(row[0]) == of else 0 for (of, count), row in zip(known, ids, strict=True)]
         goes_on = torch.tensor(begun).unsqueeze(-1)
         counts = torch.arange(ids.shape[1]) - first + torch.where(first == 0, goes_on, 0)
         lengths = batch[_MASK].sum(1) if _MASK in batch.keys(True) else torch.full((len(ids),), ids.shape[1])
         for env, row, length in zip(envs, range(len(ids)), lengths.tolist(), strict=True):
             if length:
-                self._following[env] = int(ids[row, length - 1]), int(counts[row, length - 1]) + 1
+                self.following[env] = int(ids[row, length - 1]), int(counts[row, length - 1]) + 1
         batch["step_count"] = counts.unsqueeze(-1)
         batch["next", "step_count"] = counts.unsqueeze(-1) + 1
 

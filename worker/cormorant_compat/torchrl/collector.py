@@ -387,8 +387,8 @@ class FleetCollector:
 
     def state_dict(self) -> OrderedDict[str, Any]:
         """State from which to continue after the last batch handed out: `policy_state_dict` (modules only), `frames`,
-        `iter`, and `fleet`, the collectors as bytes. Frames of batches that were not taken are collected again. Raises
-        StateError with `trajs_per_batch`.
+        `iter`, `fleet`, the collectors as bytes, and with `max_frames_per_traj` `step_counts` of open trajectories.
+        Frames of batches that were not taken are collected again. Raises StateError with `trajs_per_batch`.
         """
         if self._pool is not None:
             raise StateError(
@@ -401,6 +401,8 @@ class FleetCollector:
             state["policy_state_dict"] = self.policy.state_dict()
         state["frames"], state["iter"] = self._frames, self._iterations
         state["fleet"] = torch.frombuffer(bytearray(saved.to_bytes()), dtype=torch.uint8)
+        if self._counts is not None:
+            state["step_counts"] = dict(self._counts.following)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
@@ -416,6 +418,8 @@ class FleetCollector:
         self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
         self._frames = int(state_dict.get("frames", 0))
         self._iterations = int(state_dict.get("iter", 0))
+        if self._counts is not None:
+            self._counts.following = dict(state_dict.get("step_counts", {}))
         if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self.policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
         self._forget_episodes()

@@ -117,7 +117,11 @@ def test_what_an_environment_raises_is_raised_as_it_is() -> None:
 
 
 def test_steps_are_counted_where_trajectories_are_cut() -> None:
-    whole = torch.cat(list(Collector(envs(lengths=9), frames_per_batch=10, total_frames=20, max_frames_per_traj=4)), 1)
+    given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 20, "max_frames_per_traj": 4}
+    first, again = (Collector(envs(lengths=9), **given) for _ in range(2))
+    begun = first.next()
+    again.load_state_dict(first.state_dict())  # in the middle of trajectories
+    whole = torch.cat([begun, again.next()], 1)
     counts = whole["step_count"].squeeze(-1)
     assert counts.tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 2
     assert torch.equal(whole["next", "step_count"].squeeze(-1), counts + 1)
