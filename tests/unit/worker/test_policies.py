@@ -26,7 +26,7 @@ from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.policy.exploration import ExplorationType, exploring, is_greedy
 from cormorant_worker.policy.networks import make_head
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Rooted, leaves
+from cormorant_worker.spaces import OneHot, Rooted, leaves
 
 NUM_SAMPLES = 20_000
 
@@ -70,6 +70,12 @@ def box(policy: Callable, action: gymnasium.Space = BOX, **options: int) -> Poli
 def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
     with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not support"):
         box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
+
+
+@pytest.mark.parametrize(("policy", "said"), [(lambda obs: obs, "is float32"), (lambda obs: obs[:, 0], "has shape")])
+def test_values_or_indices_are_refused_for_one_hot_actions(policy: Callable, said: str) -> None:
+    with pytest.raises(PolicyMismatch, match=f"action {said}.*; return one-hot vectors, or make the environment"):
+        box(policy, OneHot(2))
 
 
 def test_whole_floats_are_valid_integer_actions() -> None:

@@ -30,21 +30,22 @@ class ActionCheck:
                 f"the policy returned {len(actions)} action arrays, the action space has {len(self.leaves)}: "
                 f"{', '.join('.'.join(leaf.key) for leaf in self.leaves)}"
             )
-        for leaf, action in zip(self.leaves, actions, strict=True):
+        for leaf, part, action in zip(self.leaves, self._parts, actions, strict=True):
             name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
             kind = action.dtype.kind
+            remedy = "return class indices"
+            layer = "check the policy's last layer" if leaf.shape else f"{remedy}, not one value per class"
+            if isinstance(part, OneHot):
+                layer = remedy = "return one-hot vectors, or make the environment with categorical_action_encoding=True"
             if action.shape != wanted:
-                last = (
-                    "check the policy's last layer" if leaf.shape else "return class indices, not one value per class"
-                )
                 raise PolicyMismatch(
-                    f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; {last}"
+                    f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; {layer}"
                 )
             is_whole = kind in "iub" or (kind == "f" and bool((action == np.trunc(action)).all()))
             if leaf.dtype.kind in "iub" and not is_whole:
                 raise PolicyMismatch(
                     f"the policy's {name} is {action.dtype.name}, the environment expects whole numbers "
-                    f"({leaf.dtype.name}); return class indices"
+                    f"({leaf.dtype.name}); {remedy}"
                 )
             if leaf.dtype.kind == "f" and kind not in "fiu":
                 raise PolicyMismatch(
