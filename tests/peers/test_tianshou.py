@@ -179,9 +179,13 @@ class Gaussian(nn.Module):
 def test_what_was_decided_is_stored_and_what_is_mapped_is_sent() -> None:
     space = gymnasium.spaces.Box(-100.0, 100.0, (2,), np.float32)
     policy = ProbabilisticActorPolicy(
-        actor=Gaussian(), dist_fn=lambda pair: torch.distributions.Independent(torch.distributions.Normal(*pair), 1),
-        action_space=space, observation_space=BOX, action_scaling=True, action_bound_method="clip",
-    )  # fmt: skip
+        actor=Gaussian(),
+        dist_fn=lambda pair: torch.distributions.Independent(torch.distributions.Normal(*pair), 1),
+        action_space=space,
+        observation_space=BOX,
+        action_scaling=True,
+        action_bound_method="clip",
+    )
     buffer = VectorReplayBuffer(100, 2)
     collector = Collector(policy, counting(2, action="box"), buffer)
     collector.collect(n_step=10)
@@ -212,10 +216,12 @@ def test_tianshous_hooks_work_and_their_values_are_stored() -> None:
     buffer = VectorReplayBuffer(300, 2)
     seen: list[int] = []
     collector = Collector(
-        discrete_policy(), counting(2, lengths=(3,)), buffer,
+        discrete_policy(),
+        counting(2, lengths=(3,)),
+        buffer,
         on_episode_done_hook=EpisodeRolloutHookMCReturn(gamma=1.0),
         on_step_hook=lambda actions, rollout: seen.append(len(rollout)),
-    )  # fmt: skip
+    )
     collector.collect(n_episode=4)
     collector.collect(n_episode=2)
     at = buffer.sample_indices(0)

@@ -44,10 +44,13 @@ class Job(Cli):
         (package / "__init__.py").write_text("")
         (package / "policies.py").write_text(CODE)
         document = small_job(
-            self.name, {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
-            policy="my_pkg.policies:make", image=self.image, collection={"framesPerBatch": 64},
+            self.name,
+            {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
+            policy="my_pkg.policies:make",
+            image=self.image,
+            collection={"framesPerBatch": 64},
             output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-        )  # fmt: skip
+        )
         path = self.folder / "cart.yaml"
         path.write_text(yaml.safe_dump(document))
         return path

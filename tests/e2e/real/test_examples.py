@@ -108,9 +108,11 @@ def volume(installed: Installation, tmp_path: Path) -> Iterator[Path]:
         shutil.copy(ROOT / "examples" / "checkpoints" / name, data)
     common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {
-        **common, "capacity": {"storage": "1Gi"}, "hostPath": {"path": str(data), "type": "Directory"},
+        **common,
+        "capacity": {"storage": "1Gi"},
+        "hostPath": {"path": str(data), "type": "Directory"},
         "claimRef": {"name": "evaluations", "namespace": installed.jobs.name},
-    }  # fmt: skip
+    }
     claim = {**common, "volumeName": "evaluations", "resources": {"requests": {"storage": "1Gi"}}}
     for kind, spec in (("PersistentVolume", volume), ("PersistentVolumeClaim", claim)):
         installed.jobs(

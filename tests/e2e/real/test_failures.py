@@ -24,9 +24,13 @@ POLL_S, DEADLINE_S = 2, 15
 def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
     """A container that runs until it is told to end, as a log shipper does."""
     return {
-        "name": name, "image": image, "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done"],
-        "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}}, "securityContext": LOCKED, **more,
-    }  # fmt: skip
+        "name": name,
+        "image": image,
+        "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done"],
+        "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}},
+        "securityContext": LOCKED,
+        **more,
+    }
 
 
 @dataclass(frozen=True, slots=True)

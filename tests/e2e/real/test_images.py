@@ -67,10 +67,14 @@ def test_code_of_an_image_runs(installed: Installation, base: str, tmp_path: Pat
 ON_CPU = {"spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}}
 GPU_GROUP = {"name": "gpu", "device": "gpu", "replicas": 1, "resources": SMALL}
 MANIFEST = small_job(
-    "mixed", {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}}, policy="cormorant.policies:mlp",
-    collection={"framesPerBatch": 256, "seed": 7}, output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-    head={"resources": SMALL, "template": ON_CPU}, workerGroups=[{"name": "cpu", "resources": SMALL}, GPU_GROUP],
-)  # fmt: skip
+    "mixed",
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+    policy="cormorant.policies:mlp",
+    collection={"framesPerBatch": 256, "seed": 7},
+    output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+    head={"resources": SMALL, "template": ON_CPU},
+    workerGroups=[{"name": "cpu", "resources": SMALL}, GPU_GROUP],
+)
 
 
 def test_groups_of_both_kinds_collect_in_one_job(installed: Installation) -> None:
@@ -224,10 +228,12 @@ def test_images_are_as_small_as_promised(installed: Installation) -> None:
 
 
 LIVE = small_job(
-    "live", {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
-    policy="cormorant_worker.policy.zoo:mlp", collection={"framesPerBatch": 256, "seed": 7},
+    "live",
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+    policy="cormorant_worker.policy.zoo:mlp",
+    collection={"framesPerBatch": 256, "seed": 7},
     output={"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-)  # fmt: skip
+)
 SUBJECT = "release notes of v0.2.0"
 """Subject of the released commit. Its digest would not survive a rewrite of the history."""
 
@@ -248,10 +254,13 @@ def unpack_last_release(folder: Path) -> Path:
 
 def values(images: Images, namespace: Namespace) -> list[str]:
     return [
-        f"image.repository={images.operator.rpartition(':')[0]}", f"image.tag={images.tag}",
-        f"jobs.image.repository={images.job.rpartition(':')[0]}", f"jobs.image.tag={images.tag}",
-        f"watchNamespaces={{{namespace.name}}}", "resources.requests.cpu=20m",
-    ]  # fmt: skip
+        f"image.repository={images.operator.rpartition(':')[0]}",
+        f"image.tag={images.tag}",
+        f"jobs.image.repository={images.job.rpartition(':')[0]}",
+        f"jobs.image.tag={images.tag}",
+        f"watchNamespaces={{{namespace.name}}}",
+        "resources.requests.cpu=20m",
+    ]
 
 
 def until_frames_go_on(job: Job) -> None:

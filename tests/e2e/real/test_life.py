@@ -21,11 +21,14 @@ def make():
     return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 7.0)
 """
 MANIFEST = small_job(
-    "marked", {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
-    policy="cormorant.policies:mlp", code={"configMap": "my-code"},
-    collection={"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7}, output={"queue": {"capacityBatches": 4}},
+    "marked",
+    {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
+    policy="cormorant.policies:mlp",
+    code={"configMap": "my-code"},
+    collection={"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
+    output={"queue": {"capacityBatches": 4}},
     runPolicy={"drainSeconds": 60},
-)  # fmt: skip
+)
 
 
 class Learner:

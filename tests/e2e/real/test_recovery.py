@@ -106,10 +106,13 @@ with connect() as client:
         link.step()
 """
 ON_POLICY = small_job(
-    "onpolicy", {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}}, policy="cormorant.policies:mlp", workers=2,
+    "onpolicy",
+    {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}},
+    policy="cormorant.policies:mlp",
+    workers=2,
     collection={"mode": "sync", "framesPerBatch": 64, "weights": {"maxStaleness": 0}},
     output={"queue": {"capacityBatches": 1}},
-)  # fmt: skip
+)
 
 
 def test_no_batch_is_older_than_what_its_learner_published(installed: Installation) -> None:
@@ -188,9 +191,11 @@ def test_evicted_job_comes_back_and_no_frame_is_lost(installed: Installation, qu
 MINUTES = float(os.environ.get("CORMORANT_CHAOS_MINUTES", "3"))
 SEED = int(os.environ.get("CORMORANT_CHAOS_SEED", "1"))
 COUNTED = {
-    "the head's process is killed": "head", "Ray's head (the GCS) is killed": "head", "a worker is killed": "worker",
+    "the head's process is killed": "head",
+    "Ray's head (the GCS) is killed": "head",
+    "a worker is killed": "worker",
     "a worker's raylet is killed": "worker",
-}  # fmt: skip
+}
 """Failures of a pod's own, by role: their backoff grows to minutes, so a role has one in ten minutes."""
 
 

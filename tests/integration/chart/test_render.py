@@ -95,8 +95,10 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         assert all(volume.keys() & {"secret", "emptyDir"} for volume in spec.get("volumes", []))
         (container,) = spec["containers"]
         assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
-        }  # fmt: skip
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
         assert container["resources"]["limits"]["memory"]
 
 

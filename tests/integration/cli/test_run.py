@@ -122,9 +122,12 @@ def test_job_that_ends_while_workers_start_is_not_called_old(start: Started, wri
 def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path) -> None:
     write(collection={"framesPerBatch": 64, "totalFrames": 500})
     done = subprocess.run(
-        ["/bin/sh", "-c", f"{sys.executable} -m cormorant_cli run job.yaml 2>err | head -1"], capture_output=True,
-        text=True, cwd=tmp_path, timeout=START_S,
-    )  # fmt: skip
+        ["/bin/sh", "-c", f"{sys.executable} -m cormorant_cli run job.yaml 2>err | head -1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=START_S,
+    )
     assert done.stdout == "small: 500 frames of EnvPool CartPole-v1, 4 per worker; 1 worker\n"
     assert "Traceback" not in (tmp_path / "err").read_text()
     assert "BrokenPipe" not in (tmp_path / "err").read_text()
@@ -263,8 +266,12 @@ def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_p
     write()
     command = subprocess.Popen(
         [sys.executable, "-m", "cormorant_cli", "run", "job.yaml", "--json", "--fleet", "ray"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, start_new_session=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        start_new_session=True,
+    )
     try:
         assert command.stdout is not None
         while (event := json.loads(command.stdout.readline()))["event"] != "progress" or not event["frames"]:

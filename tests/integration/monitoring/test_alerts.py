@@ -80,9 +80,12 @@ def healthy() -> World:
 def standing(now: str) -> World:
     """A job whose workers do nothing, because of the state that it is in."""
     return {
-        **healthy(), **state(now), STEPPED: STOPS, series("weight_last_applied_timestamp_seconds"): always(0),
+        **healthy(),
+        **state(now),
+        STEPPED: STOPS,
+        series("weight_last_applied_timestamp_seconds"): always(0),
         series("policy_version_published"): always(7),
-    }  # fmt: skip
+    }
 
 
 QUIET: dict[str, World] = {

@@ -104,10 +104,12 @@ def test_it_shows_the_numbers_that_the_api_gives(writer: Api, board: Watching) -
 
 def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Browser) -> None:
     manifest = write_manifest(
-        tmp_path, "CartPole-v1", episodeMetrics=[{"name": "longest", "key": "elapsed_step", "reduce": "max"}],
+        tmp_path,
+        "CartPole-v1",
+        episodeMetrics=[{"name": "longest", "key": "elapsed_step", "reduce": "max"}],
         normalize={"observation": {}, "reward": {}},
         env={"info": [{"key": "elapsed_step"}], "variants": [{"name": "short"}, {"name": "long"}]},
-    )  # fmt: skip
+    )
     with HeadProcess(manifest, tmp_path / "head") as head:
         api = head.api("write")
         with watching(browser, api.port, api.token) as watched:

@@ -47,9 +47,11 @@ CARTPOLE = job_of({"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}})
 def slow(**kwargs: Any) -> CollectorJob:
     """Episodes of about a tenth of a second, with noise in every action."""
     environment = {
-        "entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline",
-        "kwargs": {"longest": 40, "step_s": 0.004, **kwargs}, "numEnvs": 2,
-    }  # fmt: skip
+        "entrypoint": "cormorant_testing.envs:CountingEnv",
+        "vectorization": "inline",
+        "kwargs": {"longest": 40, "step_s": 0.004, **kwargs},
+        "numEnvs": 2,
+    }
     return job_of({"gymnasium": environment})
 
 

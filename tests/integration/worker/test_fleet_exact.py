@@ -221,9 +221,11 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
 def test_async_batch_has_its_oldest_and_newest_version() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
     job = make_job(
-        env=env, policy="cormorant.policies:mlp", queue={"capacityBatches": 1},
+        env=env,
+        policy="cormorant.policies:mlp",
+        queue={"capacityBatches": 1},
         collection={"framesPerBatch": 60, "totalFrames": 3000},
-    )  # fmt: skip
+    )
     spans = set()
     with make_fleet(job, workers=1) as fleet:
         weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}

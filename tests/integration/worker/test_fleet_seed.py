@@ -78,9 +78,13 @@ def test_fleets_with_the_same_seed_collect_the_same_frames(job: Mapping[str, Any
 @on_all_placements_slowly
 def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
     job = make_job(
-        num_envs=2, policy="versioned", action="box", lengths=(30, 80),
-        collection={"mode": "sync", "totalFrames": 800}, queue={"capacityBatches": 1},
-    )  # fmt: skip
+        num_envs=2,
+        policy="versioned",
+        action="box",
+        lengths=(30, 80),
+        collection={"mode": "sync", "totalFrames": 800},
+        queue={"capacityBatches": 1},
+    )
     with reading(job, workers=2) as (fleet, reader):
         fleet.publish(numbered(3), version=3, wait_s=20)
         before = [reader.next_batch(copy=True) for _ in range(4)]

@@ -275,9 +275,13 @@ def test_actions_follow_the_schema() -> None:
     source = read()
     spaces = {part.name: str(part.space) for part in (*source.action, *source.observation)}
     assert spaces == {
-        "column": "Discrete(7, start=1)", "side": "Discrete(2)", "force": "Box(-1.0, 1.0, (), float32)",
-        "hold": "Discrete(2)", "x": "Box(-inf, inf, (), float32)", "n": f"Box({-(2**63)}, {2**63 - 1}, (), int64)",
-    }  # fmt: skip
+        "column": "Discrete(7, start=1)",
+        "side": "Discrete(2)",
+        "force": "Box(-1.0, 1.0, (), float32)",
+        "hold": "Discrete(2)",
+        "x": "Box(-inf, inf, (), float32)",
+        "n": f"Box({-(2**63)}, {2**63 - 1}, (), int64)",
+    }
     acted = [part.acted(value) for part, value in zip(source.action, (3, 1, np.float32(0.5), 1), strict=True)]
     assert acted == [3, "DOWN", 0.5, True]
     action["properties"]["column"] = {"type": "integer"}

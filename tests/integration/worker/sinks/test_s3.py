@@ -76,9 +76,11 @@ class S3Server:
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What clients are told. `port`: of a network in front of the server."""
         return {
-            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}", "AWS_ACCESS_KEY_ID": KEY,
-            "AWS_SECRET_ACCESS_KEY": KEY, "AWS_DEFAULT_REGION": "us-east-1",
-        }  # fmt: skip
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
 
     def _start(self) -> Server:
         return Server(self._command, f"http://127.0.0.1:{self.port}/")
@@ -190,9 +192,11 @@ def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 def write(server: S3Server, network: Network, uri: str) -> "Iterator[subprocess.Popen[str]]":
     """A worker that appends to cpu-0-0 through the network until it is killed."""
     with subprocess.Popen(
-        [sys.executable, str(WRITER), uri, "0"], env=environment(**server.environment(network.port)),
-        stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+        [sys.executable, str(WRITER), uri, "0"],
+        env=environment(**server.environment(network.port)),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
         yield process
         process.kill()
 
