@@ -31,22 +31,42 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "names-given": ("key.existingSecret=ours", "serviceAccount.create=false", "serviceAccount.name=me"),
     "nothing-for-the-cluster": ("crd.install=false", "rbac.create=false", "rbac.userRoles=false"),
     "images": (
-        "global.registry=elsewhere", "image.tag=ignored",  # of a parent chart; of no effect beside a digest
-        f"image.digest={DIGEST}", f"jobs.image.digest={DIGEST}",
-        "imagePullSecrets={mine}", "jobs.imagePullSecrets={theirs,more}",
+        "global.registry=elsewhere",  # of a parent chart
+        f"image.digest={DIGEST}",
+        "image.tag=ignored",
+        f"jobs.image.digest={DIGEST}",
+        "imagePullSecrets={mine}",
+        "jobs.imagePullSecrets={theirs,more}",
     ),
     "scheduling": (
-        "priorityClassName=system-cluster-critical", "nodeSelector.disk=ssd", "logLevel=debug",
-        *(f"tolerations[0].{value}" for value in ("key=spot", "operator=Exists", "tolerationSeconds=30")),
-        *(f"topologySpread[0].{value}" for value in ("topologyKey=zone", "whenUnsatisfiable=DoNotSchedule")),
+        "priorityClassName=system-cluster-critical",
+        "nodeSelector.disk=ssd",
+        "tolerations[0].key=spot",
+        "tolerations[0].operator=Exists",
+        "tolerations[0].tolerationSeconds=30",
+        "topologySpread[0].topologyKey=zone",
+        "topologySpread[0].whenUnsatisfiable=DoNotSchedule",
+        "podLabels.team=rl",
+        "podAnnotations.note=hello",
         "affinity.nodeAffinity.preferredDuringSchedulingIgnoredDuringExecution[0].weight=1",
-        "podLabels.team=rl", "podAnnotations.note=hello", "extraEnv[0].name=NO_PROXY", "extraEnv[0].value=10.0.0.0/8",
+        "extraEnv[0].name=NO_PROXY",
+        "extraEnv[0].value=10.0.0.0/8",
+        "logLevel=debug",
     ),
-}  # fmt: skip
+}
 KINDS = {
-    "CustomResourceDefinition": 1, "ServiceAccount": 2, "Secret": 1, "ClusterRole": 3, "ClusterRoleBinding": 1,
-    "Role": 2, "RoleBinding": 2, "Service": 1, "Deployment": 1, "Pod": 1, "ConfigMap": 3,
-}  # fmt: skip
+    "CustomResourceDefinition": 1,
+    "ServiceAccount": 2,
+    "Secret": 1,
+    "ClusterRole": 3,
+    "ClusterRoleBinding": 1,
+    "Role": 2,
+    "RoleBinding": 2,
+    "Service": 1,
+    "Deployment": 1,
+    "Pod": 1,
+    "ConfigMap": 3,
+}
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 
