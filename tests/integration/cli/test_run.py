@@ -187,7 +187,7 @@ def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path:
     code, _, _ = command.end()
 
     assert code == 130
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 2.2, "the drain would have taken 2.3 more"
     assert command.orphans() == []
 
 

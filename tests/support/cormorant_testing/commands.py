@@ -58,7 +58,7 @@ class Command:
 
     def orphans(self) -> list[psutil.Process]:
         """Processes that were below it and live on."""
-        _, alive = psutil.wait_procs(self._children, timeout=2)
+        _, alive = psutil.wait_procs(self._children, timeout=10)
         return [child for child in alive if child.is_running() and child.status() != psutil.STATUS_ZOMBIE]
 
 

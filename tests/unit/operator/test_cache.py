@@ -1,6 +1,5 @@
 """What the operator has seen, however late and in whatever order it is told; healthy pods hide nothing."""
 
-import time
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -236,8 +235,8 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
         workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
     )
     old, pod_index = world.live()[0].template, world.record().pod_index
-    began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
-    requests_left = 0.0
+    began, looks, most_away = world.now, 0, 0
+    requests_left, costs = 0.0, list[int]()
     while any(build.template == old for build in pod_index.healthy) or len(pod_index.others) > 1:
         world.now += timedelta(seconds=1)
         requests_left = min(100.0, requests_left + 50)
@@ -246,9 +245,9 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
                 pod_index.drop(pod.uid)
             elif pod.is_live and not pod.is_ready and world.now >= pod.created + timedelta(seconds=15):
                 pod_index.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
-        at = time.process_time()
-        plan = world.plan()
-        cpu_s, looks = cpu_s + time.process_time() - at, looks + 1
+        plan, looks = world.plan(), looks + 1
+        if looks % 40 == 0:
+            costs.append(lines_run(world.plan))
         for action in plan.actions:
             if requests_left < 1:
                 break
@@ -263,5 +262,5 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
         assert world.now - began < timedelta(minutes=15), "it does not come to an end"
     assert most_away <= 100
     assert world.now - began < timedelta(minutes=10)
-    assert cpu_s / looks < 0.05
+    assert max(costs) < 50_000, "25,400: the 100 that are away are looked at, not all 2000"
     assert not of_kind(plan.actions, DeletePod)

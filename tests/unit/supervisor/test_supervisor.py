@@ -167,11 +167,12 @@ from cormorant_worker.supervisor import pods
 pods.adopt_orphans()
 child = pods.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
                         {"PATH": "/usr/bin:/bin"}, watch_for="ready")
-while not child.has_said:
+names, deadline = [], time.monotonic() + 30
+while names != ["sh", "sleep", "sleep"] and time.monotonic() < deadline:
     time.sleep(0.01)
-time.sleep(0.3)
-pods.reap([child])
-print(sorted(process.name() for process in pods.descendants()))
+    pods.reap([child])
+    names = sorted(process.name() for process in pods.descendants())
+print(names)
 print(pods.kill_all([child]), child.poll(), pods.descendants(), child.output_tail())
 """
 

@@ -133,8 +133,7 @@ def test_a_second_start_begins_again_with_the_same_seeds() -> None:
         first = env.start()
         step_times(env, 2)
         assert_arrays(env.start(), first)
-        os.kill(env._running[1].pid, signal.SIGKILL)
-        time.sleep(0.2)
+        kill(env._running[1].pid)
         step_times(env, 1)
         assert env.start()[0][1, 0] != 70
 
@@ -176,8 +175,7 @@ def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
     with subprocesses(lengths=4) as env:
         env.start()
         referee.drive(env, [1, 2, 3])
-        os.kill(env._running[2].pid, signal.SIGKILL)
-        time.sleep(0.2)
+        kill(env._running[2].pid)
         assert list(referee.drive(env, [1, 2], [0, 1]).fresh) == []
         assert list(referee.drive(env, [1, 2, 3], [2, 1, 0]).fresh) == [0]
         assert list(referee.drive(env, [1, 2, 3]).fresh) == []
@@ -189,7 +187,7 @@ def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
 def test_a_failing_reset_at_the_end_of_an_episode_is_restarted(kind: type, how: str, tmp_path: Path) -> None:
     failures = [{"at": "reset", "how": how, "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
     referee = Referee(SEEDS, {"lengths": 3})
-    timeouts = {"step_timeout_s": 1} if how == "hang" else {}
+    timeouts = {"step_timeout_s": 2} if how == "hang" else {}
     with subprocesses(kind=kind, timeouts=timeouts, lengths=3, failures=failures) as env:
         env.start()
         assert [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(5)] == [[], [], [1], [], []]
@@ -324,7 +322,7 @@ def test_restarts_leak_no_descriptors_and_no_processes() -> None:
         before = psutil.Process().num_fds()
         step_times(env, 6)
         assert env.restarts == 8
-        assert psutil.Process().num_fds() == before
+        assert psutil.Process().num_fds() <= before  # as above
         children = psutil.Process().children(recursive=True)
         assert {process.pid for process in env._running.values()} <= {child.pid for child in children}
         assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
@@ -392,6 +390,11 @@ def script(code: str) -> Iterator[Any]:
             yield process
         finally:
             process.kill()
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not is_alive(pid))
 
 
 def is_alive(pid: int) -> bool:
