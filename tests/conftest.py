@@ -66,6 +66,12 @@ def pytest_configure() -> None:
     settings.load_profile("cormorant")
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """Async tests run on asyncio, by anyio's plugin: `pytestmark = pytest.mark.anyio`."""
+    return "asyncio"
+
+
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine, which outlives the fleets on it."""

@@ -27,6 +27,7 @@ from cormorant_testing.scripts import Repeated, until
 from cormorant_testing.serving import Served, serve
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
+pytestmark = pytest.mark.anyio
 NUM_ENVS = 3
 
 
@@ -169,31 +170,28 @@ def test_a_fleet_is_paused_while_a_state_is_restored_and_stays_so_for_others(cli
     assert client.pauses().leases == ()
 
 
-def test_the_asyncio_twin(served: Served) -> None:
+async def test_the_asyncio_twin(served: Served) -> None:
     for ours, twin in ((Client, AsyncClient), (RemoteBatches, AsyncBatches)):
         lacks = {name for name in set(dir(ours)) - set(dir(twin)) if not name.startswith("_")}
         assert lacks <= {"next"}, "its twin is __anext__"
 
-    async def learn() -> tuple[int, int]:
-        frames = 0
-        async with AsyncClient(served.server.url, token=served.writer.token) as client:
-            before = (await client.models()).version
-            async with client.deliveries(frames=90) as batches:
-                async for batch in batches:
-                    frames += batch.num_frames
-            assert batches.num_frames == frames
-            assert client.url == served.server.url
-            update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
-            await update.wait(30)
-            assert (await client.weights()).metadata == {"learner": "async"}
-            resumed = asyncio.ensure_future(anext(e.id async for e in client.events() if e.kind == "resumed"))
-            while not resumed.done():  # it may not listen yet
-                async with client.pause(owner="async") as pause:
-                    assert pause.lease.state == "paused"
-            assert await resumed
-            return frames, update.version - before
-
-    assert asyncio.run(learn()) == (90, 1)
+    frames = 0
+    async with AsyncClient(served.server.url, token=served.writer.token) as client:
+        before = (await client.models()).version
+        async with client.deliveries(frames=90) as batches:
+            async for batch in batches:
+                frames += batch.num_frames
+        assert batches.num_frames == frames
+        assert client.url == served.server.url
+        update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
+        await update.wait(30)
+        assert (await client.weights()).metadata == {"learner": "async"}
+        resumed = asyncio.ensure_future(anext(e.id async for e in client.events() if e.kind == "resumed"))
+        while not resumed.done():  # it may not listen yet
+            async with client.pause(owner="async") as pause:
+                assert pause.lease.state == "paused"
+        assert await resumed
+    assert (frames, update.version) == (90, before + 1)
 
 
 def test_link_publishes_every_other_update(client: Client) -> None:
@@ -218,17 +216,14 @@ def test_next_batch_holds_nothing_that_another_iteration_waits_for(client: Clien
     until_nothing_is_lent(client)
 
 
-def test_asynchronous_next_batch_holds_nothing_either(client: Client, served: Served) -> None:
-    async def run() -> None:
-        async with AsyncClient(served.server.url, token=served.writer.token) as twin:
-            for iterate in (twin.batches, twin.deliveries, lambda: twin.streaming_split(2)):
-                assert await twin.next_batch(timeout=30) is not None
-                held = iterate()
-                if isinstance(held, AsyncBatches):
-                    await held.__aexit__(None)
-                await asyncio.to_thread(until_nothing_is_lent, client)
-
-    asyncio.run(run())
+async def test_asynchronous_next_batch_holds_nothing_either(client: Client, served: Served) -> None:
+    async with AsyncClient(served.server.url, token=served.writer.token) as twin:
+        for iterate in (twin.batches, twin.deliveries, lambda: twin.streaming_split(2)):
+            assert await twin.next_batch(timeout=30) is not None
+            held = iterate()
+            if isinstance(held, AsyncBatches):
+                await held.__aexit__(None)
+            await asyncio.to_thread(until_nothing_is_lent, client)
 
 
 def test_a_block_acknowledges_when_nothing_is_fetched_any_more(client: Client) -> None:
@@ -264,7 +259,7 @@ def test_shards_carry_what_they_need_and_show_no_token(
         assert next(batches).batch_size == (NUM_ENVS, 10)
 
 
-def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
+async def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
     words = {name for name in dir(cormorant.Fleet) if not name.startswith("_")}
     assert words <= set(dir(AsyncClient))
 
@@ -279,26 +274,23 @@ def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
                 return
             await asyncio.sleep(0)
 
-    async def run() -> None:
-        async with AsyncClient(connect(served.server.url, token=served.writer.token)) as client:
-            await asyncio.wait_for(poll(client), 30)
-            assert (await client.spaces())[0].shape
-            assert await client.version() == (await client.stats()).version
-            first = asyncio.ensure_future(client.next_batch())
-            await asyncio.sleep(0)
-            first.cancel()  # its batch goes to the next call
-            batch = await client.next_batch(timeout=30, copy=True)
-            assert batch is not None
-            assert batch.batch_size == (NUM_ENVS, 10)
-            async with client.pause():
-                with pytest.raises(TimeoutError, match=r"no batch came from .* within 0.2 s"):
-                    await read_all(client)
-        for call in (client.next_batch, client.status, client.spaces):
-            with pytest.raises(FleetClosed, match="the client is closed; connect again"):
-                await call()
-        await client.close()
-
-    asyncio.run(run())
+    async with AsyncClient(connect(served.server.url, token=served.writer.token)) as client:
+        await asyncio.wait_for(poll(client), 30)
+        assert (await client.spaces())[0].shape
+        assert await client.version() == (await client.stats()).version
+        first = asyncio.ensure_future(client.next_batch())
+        await asyncio.sleep(0)
+        first.cancel()  # its batch goes to the next call
+        batch = await client.next_batch(timeout=30, copy=True)
+        assert batch is not None
+        assert batch.batch_size == (NUM_ENVS, 10)
+        async with client.pause():
+            with pytest.raises(TimeoutError, match=r"no batch came from .* within 0.2 s"):
+                await read_all(client)
+    for call in (client.next_batch, client.status, client.spaces):
+        with pytest.raises(FleetClosed, match="the client is closed; connect again"):
+            await call()
+    await client.close()
 
 
 # -- the command line ------------------------------------------------------------------------------------------

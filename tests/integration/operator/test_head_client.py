@@ -38,6 +38,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as make_operator_job
 from cormorant_testing.serving import serve
 
+pytestmark = pytest.mark.anyio
 KEY = b"k" * 32
 HEAD = Pod(name="toy-head-1", uid="h1", role="head", created=datetime(2026, 1, 1, tzinfo=UTC), epoch=1, ip="127.0.0.1")
 TLS_HEAD = replace(HEAD, is_tls=True)
@@ -53,12 +54,9 @@ async def client_of(port: object, *, key: bytes = KEY, ca_file: Path | None = No
         await client.close()
 
 
-def ask(job: Job, port: object, *, head: Pod = HEAD, **client_options: Any) -> HeadAnswer:
-    async def talk() -> HeadAnswer:
-        async with client_of(port, **client_options) as client:
-            return await client.ask(job, head)
-
-    return asyncio.run(talk())
+async def ask(job: Job, port: object, *, head: Pod = HEAD, **client_options: Any) -> HeadAnswer:
+    async with client_of(port, **client_options) as client:
+        return await client.ask(job, head)
 
 
 def submitted(folder: Path) -> tuple[Any, Job, Path]:
@@ -80,52 +78,49 @@ def served(tmp_path: Path) -> Iterator[tuple[Job, str]]:
         yield job, head.server.url.rpartition(":")[2]
 
 
-def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> None:
+async def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> None:
     job, port = served
-    answer = ask(job, port)
+    answer = await ask(job, port)
     assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
     groups = tuple(
         group.model_copy(update={"autoscale": Autoscale(max_replicas=4)}) for group in job.spec.worker_groups
     )
     autoscaled = replace(job, templates=Templates(job.spec.model_copy(update={"worker_groups": groups})))
 
-    async def scale_pause_and_drain() -> None:
-        async def until(is_so: Callable[[HeadAnswer], bool], job: Job = job) -> HeadAnswer:
-            async with asyncio.timeout(60):
-                while not is_so(answer := await client.ask(job, HEAD)):
-                    await asyncio.sleep(0.1)
-                return answer
+    async def until(is_so: Callable[[HeadAnswer], bool], job: Job = job) -> HeadAnswer:
+        async with asyncio.timeout(60):
+            while not is_so(answer := await client.ask(job, HEAD)):
+                await asyncio.sleep(0.1)
+            return answer
 
-        async with client_of(port) as client:
-            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
-            told = await until(lambda a: not a.is_resizing and a.pause_state == "paused")
-            assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
-            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
-            assert (await until(lambda a: not a.is_spec_paused)).empty_slots == {}
-            await until(lambda a: a.frames > 0)
-            # Nobody takes batches: the workers come to wait for a learner, which is no stall.
-            await until(lambda a: a.is_queue_full)
-            waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
-            assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
-            assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
-            await client.drain(job, HEAD)
-            await until(lambda a: a.phase == "Draining")
-
-    asyncio.run(scale_pause_and_drain())
+    async with client_of(port) as client:
+        await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
+        told = await until(lambda a: not a.is_resizing and a.pause_state == "paused")
+        assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
+        await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
+        assert (await until(lambda a: not a.is_spec_paused)).empty_slots == {}
+        await until(lambda a: a.frames > 0)
+        # Nobody takes batches: the workers come to wait for a learner, which is no stall.
+        await until(lambda a: a.is_queue_full)
+        waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
+        assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
+        assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
+        await client.drain(job, HEAD)
+        await until(lambda a: a.phase == "Draining")
 
 
-def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> None:
+async def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> None:
     job, port = served
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
-        ask(job, port, key=b"x" * 32)
+        await ask(job, port, key=b"x" * 32)
     with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
-        ask(job, "1")
+        await ask(job, "1")
     with pytest.raises(HeadSilent, match="401"):
-        ask(replace(job, uid="u2"), port)
+        await ask(replace(job, uid="u2"), port)
 
 
 @pytest.mark.parametrize(("ip", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
-def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str) -> None:
+async def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str) -> None:
     heard: list[list[bytes]] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -138,17 +133,14 @@ def test_head_is_asked_on_one_connection_whatever_its_address(ip: str, host: str
                     await writer.drain()
                     await asyncio.sleep(0.02)
 
-    async def talk() -> None:
-        async with (
-            asyncio.timeout(60),
-            await asyncio.start_server(answer, ip, 0) as server,
-            client_of(server.sockets[0].getsockname()[1]) as client,
-        ):
-            for _ in range(3):
-                with pytest.raises(HeadSilent, match=r"with 503: busy$"):
-                    await client.ask(make_operator_job(), replace(HEAD, ip=ip))
-
-    asyncio.run(talk())
+    async with (
+        asyncio.timeout(60),
+        await asyncio.start_server(answer, ip, 0) as server,
+        client_of(server.sockets[0].getsockname()[1]) as client,
+    ):
+        for _ in range(3):
+            with pytest.raises(HeadSilent, match=r"with 503: busy$"):
+                await client.ask(make_operator_job(), replace(HEAD, ip=ip))
     ((first, _, _),) = heard
     assert f"Host: {host}:".encode() in first
 
@@ -167,7 +159,7 @@ def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str
 
 
 @needs_openssl
-def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
+async def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
     manifest, job, token_file = submitted(tmp_path)
     token = derive(KEY, uid="u1").read
     ours, stranger = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "stranger")
@@ -175,10 +167,10 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, host=f"DNS:{host}", by=ours)
     with serve(manifest, directory=tmp_path / "head", token_file=token_file, tls_cert=cert, tls_key=key) as served:
         port = int(served.server.url.rpartition(":")[2])
-        assert ask(job, port, head=TLS_HEAD, ca_file=ours[0]).sizes == {"cpu": 1}
+        assert (await ask(job, port, head=TLS_HEAD, ca_file=ours[0])).sizes == {"cpu": 1}
         for untrusted in (stranger[0], None):
             with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
-                ask(job, port, head=TLS_HEAD, ca_file=untrusted)
+                await ask(job, port, head=TLS_HEAD, ca_file=untrusted)
         cluster: Any = JobCluster(job.name, port, ours[0].read_text())
         with connect_to_job(cluster, job.name, "write", token=token) as client:
             assert client.status().job == job.name
@@ -195,19 +187,16 @@ def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
         shown_by(port)
         assert shown_by(port) == ssl.PEM_cert_to_DER_cert(cert.read_text()[cert.read_text().index("-----BEGIN") :])
         assert shown_by(port) != before
-        assert ask(job, port, head=TLS_HEAD, ca_file=ours[0]).sizes == {"cpu": 1}
+        assert (await ask(job, port, head=TLS_HEAD, ca_file=ours[0])).sizes == {"cpu": 1}
 
 
 def shown_by(port: int) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=30))
 
 
-def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
-    async def make() -> None:
-        HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
-
+async def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"cannot read certificates of --head-ca-file .*nowhere\.crt"):
-        asyncio.run(make())
+        HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
 
 
 class JobCluster:

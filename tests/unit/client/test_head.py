@@ -26,6 +26,7 @@ from cormorant_testing.clock import Clock
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
+pytestmark = pytest.mark.anyio
 LEASE = {
     "id": "p1", "owner": "o", "reason": "", "mode": "now", "state": "paused",
     "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T00:00:00Z",
@@ -392,22 +393,19 @@ async def cancelled(awaited: Any, is_asked: threading.Event | None = None) -> No
     assert task.cancelled()
 
 
-def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
-    async def run() -> None:
-        numbers = Numbers()
-        batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
-        await cancelled(anext(batches), numbers.is_asked)
-        numbers.may_come.set()
-        assert await anext(batches) == 0
-        assert numbers.acked == [], "it was seen only now"
-        assert await anext(batches) == 1
-        assert numbers.acked == [0]
-
-    asyncio.run(run())
+async def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
+    numbers = Numbers()
+    batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
+    await cancelled(anext(batches), numbers.is_asked)
+    numbers.may_come.set()
+    assert await anext(batches) == 0
+    assert numbers.acked == [], "it was seen only now"
+    assert await anext(batches) == 1
+    assert numbers.acked == [0]
 
 
 @pytest.mark.parametrize("call", ["publish", "restore"])
-def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call: str) -> None:
+async def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call: str) -> None:
     def answer(heard: Heard) -> Say:
         if heard.method == "PUT" and not is_asked.is_set():
             is_asked.set()
@@ -416,7 +414,8 @@ def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call:
             return Say(body=json.dumps(LEASE).encode())
         return update(7) if heard.method == "PUT" else models(6)
 
-    async def run() -> None:
+    is_asked, may_answer = threading.Event(), threading.Event()
+    with ScriptedHead(answer) as head:
         async with AsyncClient(head.url) as client:
             first = {"w": np.zeros(1)}
             state = safetensors.numpy.save(first)
@@ -426,35 +425,28 @@ def test_weights_whose_call_was_cancelled_do_not_act_after_a_later_publish(call:
             await asyncio.wait([later], timeout=0.2)
             may_answer.set()
             await later
-
-    is_asked, may_answer = threading.Event(), threading.Event()
-    with ScriptedHead(answer) as head:
-        asyncio.run(run())
     puts = [safetensors.numpy.load(heard.body)["w"][0] for heard in head.heard if heard.method == "PUT"]
     assert puts == [0, 1]
 
 
-def test_next_batch_that_waits_outlives_a_second_one() -> None:
-    async def run() -> None:
-        async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
-            client._stream = AsyncBatches(numbers, client._call)  # type: ignore[arg-type]  # what it calls
-            first = asyncio.ensure_future(client.next_batch())
-            await asyncio.to_thread(numbers.is_asked.wait, 20)
-            with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
-                await client.next_batch()
-            assert numbers.released == []
-            numbers.may_come.set()
-            assert await first == 0
-
+async def test_next_batch_that_waits_outlives_a_second_one() -> None:
     numbers = Numbers()
-    asyncio.run(run())
+    async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
+        client._stream = AsyncBatches(numbers, client._call)  # type: ignore[arg-type]  # what it calls
+        first = asyncio.ensure_future(client.next_batch())
+        await asyncio.to_thread(numbers.is_asked.wait, 20)
+        with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
+            await client.next_batch()
+        assert numbers.released == []
+        numbers.may_come.set()
+        assert await first == 0
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_client(is_async: bool) -> None:
+async def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_client(is_async: bool) -> None:
     asked, hold = threading.Semaphore(0), threading.Event()
 
-    async def run() -> None:
+    with ScriptedHead(holding(asked, hold)) as head:
         client = connect(head.url, timeout_s=600, reconnect_s=600)
         both: Any = AsyncClient(client) if is_async else client
         waiting = asyncio.ensure_future(both.next_batch() if is_async else asyncio.to_thread(both.next_batch))
@@ -467,24 +459,18 @@ def test_next_batch_that_waits_goes_on_after_another_call_and_ends_with_the_clie
         if is_async:
             with pytest.raises(errors.FleetClosed):
                 await both.pause().__aenter__()
-
-    with ScriptedHead(holding(asked, hold)) as head:
-        asyncio.run(run())
         hold.set()
 
 
-def test_calls_do_not_wait_for_tasks_that_wait_for_batches() -> None:
-    async def run() -> None:
+async def test_calls_do_not_wait_for_tasks_that_wait_for_batches() -> None:
+    numbers = Numbers()
+    with ScriptedHead(in_turn(models(6))) as head:
         async with AsyncClient(head.url) as client:
             many = [AsyncBatches(numbers, client._call) for _ in range(50)]  # type: ignore[arg-type]  # what it calls
             waiting = [asyncio.ensure_future(anext(batches)) for batches in many]
             await asyncio.wait_for(client.models(), 20)
             numbers.may_come.set()
             await asyncio.gather(*waiting)
-
-    numbers = Numbers()
-    with ScriptedHead(in_turn(models(6))) as head:
-        asyncio.run(run())
 
 
 def test_batches_that_were_left_are_returned_by_another_thread() -> None:
@@ -495,58 +481,45 @@ def test_batches_that_were_left_are_returned_by_another_thread() -> None:
     assert returned.result(20) != threading.get_ident()
 
 
-def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
-    async def run() -> None:
-        batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
-        await asyncio.gather(anext(batches), anext(batches))
-
+async def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
     numbers = Numbers()
     numbers.may_come.set()
+    batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
     with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
-        asyncio.run(run())
+        await asyncio.gather(anext(batches), anext(batches))
 
 
-def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
-    async def run() -> None:
-        numbers = Numbers()
-        async with AsyncBatches(numbers, asyncio.to_thread) as batches:  # type: ignore[arg-type]  # what it calls
-            await cancelled(anext(batches), numbers.is_asked)
-            numbers.may_come.set()
-        assert (numbers.acked, len(numbers.released)) == ([], 1)
-
-    asyncio.run(run())
+async def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
+    numbers = Numbers()
+    async with AsyncBatches(numbers, asyncio.to_thread) as batches:  # type: ignore[arg-type]  # what it calls
+        await cancelled(anext(batches), numbers.is_asked)
+        numbers.may_come.set()
+    assert (numbers.acked, len(numbers.released)) == ([], 1)
 
 
-def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hear() -> None:
-    async def run() -> None:
-        client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
-        batches: Any = SimpleNamespace(close=print, __exit__=lambda *_: may_end.wait(30))
-        client._stream = AsyncBatches(batches, client._call)
-        with pytest.raises(errors.CormorantError, match="n is 0"):
-            client.streaming_split(0)
-        assert client._stream is not None, "nothing was ended for what was refused"
-        client.streaming_split(1)
-        began = time.monotonic()
-        await client.close()
-        assert time.monotonic() - began < 20
-        may_end.set()
-
-    may_end = threading.Event()
-    asyncio.run(run())
+async def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hear() -> None:
+    may_end, ended = threading.Event(), list[bool]()
+    client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
+    batches: Any = SimpleNamespace(close=print, __exit__=lambda *_: ended.append(may_end.wait(30)))
+    client._stream = AsyncBatches(batches, client._call)
+    with pytest.raises(errors.CormorantError, match="n is 0"):
+        client.streaming_split(0)
+    assert client._stream is not None, "nothing was ended for what was refused"
+    client.streaming_split(1)
+    await client.close()
+    assert ended == []
+    may_end.set()
 
 
-def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None:
-    async def run() -> None:
-        async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
-            for wait_s in (0.5, 0.0):
-                batches: Any = SimpleNamespace(
-                    close=print, __exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1)
-                )
-                client._stream = AsyncBatches(batches, client._call)
-                client.streaming_split(1)
-
+async def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None:
     ended: list[int] = []
-    asyncio.run(run())
+    async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
+        for wait_s in (0.5, 0.0):
+            batches: Any = SimpleNamespace(
+                close=print, __exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1)
+            )
+            client._stream = AsyncBatches(batches, client._call)
+            client.streaming_split(1)
     assert len(ended) == 2, "each acknowledges its last batch"
 
 
@@ -585,16 +558,13 @@ def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
         assert lease.is_resumed.wait(20)
 
 
-def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
-    async def run() -> None:
+async def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
+    lease, is_free = Lease(), threading.Event()
+    lease.may_come.set()
+    with ThreadPoolExecutor(1) as pool:
         pause = pausing(lease, pool)
         await pause.__aenter__()
         pool.submit(is_free.wait, 20)  # resuming waits for the only thread
         await cancelled(pause.__aexit__(None, None, None))
-
-    lease, is_free = Lease(), threading.Event()
-    lease.may_come.set()
-    with ThreadPoolExecutor(1) as pool:
-        asyncio.run(run())
         is_free.set()
     assert lease.is_resumed.is_set()

@@ -1,4 +1,4 @@
-"""Async tests of the operator run on asyncio, by anyio's plugin: `pytestmark = pytest.mark.anyio`."""
+"""The clock of the event loop that the operator runs on."""
 
 import asyncio
 from typing import Any
@@ -6,11 +6,6 @@ from typing import Any
 import pytest
 
 from cormorant_testing.clock import Clock
-
-
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
 
 
 @pytest.fixture
