@@ -393,6 +393,13 @@ class ArrivingEnv(VectorEnv):
     def start(self) -> Arrays:
         return (np.stack([oracle.obs(0, 0) for oracle in self._oracles]),)
 
+    def restart(self, rows: Rows) -> Arrays:
+        self._under_way.clear()
+        self._at = [(episode + 1, 0) for episode, _ in self._at]
+        return (
+            np.stack([oracle.obs(episode, 0) for oracle, (episode, _) in zip(self._oracles, self._at, strict=True)]),
+        )
+
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         numbers = range(self.num_envs) if isinstance(rows, slice) else rows.tolist()
         for row, action in zip(numbers, actions[0].tolist(), strict=True):
@@ -484,20 +491,25 @@ def test_column_far_ahead_waits_and_the_ring_stays_bounded() -> None:
     assert checker.frames == 3 * 30
 
 
-def test_new_trajectories_begin_from_the_initial_state() -> None:
+@pytest.mark.parametrize("how", ["restore", "raise"])
+def test_environments_in_flight_begin_new_episodes(how: str) -> None:
+    """Only whole episodes count: nothing of one that was under way is handed over or reported."""
     generator = np.random.default_rng(1)
-    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(50,))
+    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(7,))
     collector = make_collector(num_envs=4, envs=[env], policy="counter")
-    collector.collect(num_steps=20)
-    for env_group in collector.env_groups:
-        env_group.restart()
-    begun = 0
-    for _ in range(2):
-        batch = collector.collect(num_steps=40)
-        init = batch["is_init"].squeeze(-1)
-        assert (batch["count"][init] == 0).all()
-        begun += int(init.sum())
-    assert begun >= 4
+    before = collector.collect(num_steps=24)["collector", "traj_ids"].max()
+    if how == "restore":
+        collector.restore(collector.state())
+    else:
+        act, collector.actor.act = collector.actor.act, None  # type: ignore[method-assign]
+        with pytest.raises(TypeError):
+            collector.collect(num_steps=24)
+        collector.actor.act = act  # type: ignore[method-assign]
+    block = Block(collector.layout(10))
+    assert collector.fill(block, 40).episodes.lengths == [7] * 4
+    batch = to_tensordict(block)
+    assert (batch["collector", "traj_ids"] > before).all()
+    assert (batch["count"][..., 0] == torch.arange(10) % 7).all()
 
 
 def test_spilled_frames_keep_the_version_that_acted() -> None:

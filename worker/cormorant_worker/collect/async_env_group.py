@@ -26,6 +26,17 @@ class AsyncEnvGroup(EnvGroup):
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         super().start(initial_states, layout)
         self._layout = layout
+        self._size = 0
+        """S."""
+        self._ring: Block
+        self._begin(self.env.start())
+
+    def restart(self) -> None:
+        """Drop the frames that are not handed over yet: their trajectories end with the last batch."""
+        self._trajectories.open(self.columns)
+        self._begin(self.env.restart(np.arange(self.env.num_envs)))
+
+    def _begin(self, first: Arrays) -> None:
         n = self.env.num_envs
         self._landed: Array = np.zeros(n, dtype=np.int64)
         """[n] position of each column's open frame."""
@@ -34,21 +45,9 @@ class AsyncEnvGroup(EnvGroup):
         self._idle: Array = np.arange(n)
         self._ends: list[tuple[Array, Array, Arrays, Arrays]] = []
         """(columns [k], positions [k], final observations, final states) of ends that are not handed over yet."""
-        self._size = 0
-        """S."""
-        self._ring: Block
-        self._grow(_FIRST_SIZE)
-        put(self._obs + self._states, 0, self.env.start() + initial_states)
-
-    def restart(self) -> None:
-        """Begin new trajectories: the environments continue, under new ids."""
-        self._trajectories.open(self.columns)
-        self.is_init[:] = True
-        columns = np.arange(self.env.num_envs)
-        is_under_way = ~np.isin(columns, self._idle)
-        # The next row that a column acts on: of one under way, the row that its frame leads to.
-        rows = (self._landed + is_under_way) % self._size
-        put(self._states, (rows, columns), self._initial_states)
+        self._is_under_way, self.is_init[:] = False, True
+        self._grow(max(self._size, _FIRST_SIZE))
+        put(self._obs + self._states, 0, first + self._initial_states)
 
     def begin(self, block: Block, quota: Array) -> None:
         self._block = block

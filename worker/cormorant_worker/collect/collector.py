@@ -239,7 +239,7 @@ class Collector:
 
         Raises:
             ValueError: neither or both of num_steps and num_episodes.
-            EnvError: episodes that do not end, or environments that cannot be restarted together.
+            EnvError: episodes that do not end.
         """
         # Worker processes hand over blocks and never get here: importing tensordict takes seconds.
         from cormorant_postproc import split_trajectories
@@ -395,16 +395,7 @@ class Collector:
             yield block
 
     def restart(self) -> None:
-        """Begin new episodes everywhere; open trajectories end with the last batch.
-
-        Raises:
-            EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has steps in flight.
-        """
-        if not all(env.lockstep for env in self._envs):
-            raise EnvError(
-                "environments with steps in flight cannot be restarted together; set batchSize: 0, or have "
-                "the vector environment take reset_mask"
-            )
+        """Begin new episodes everywhere; open trajectories end with the last batch."""
         for env_group in self.env_groups:
             env_group.restart()
         self._was_cut_short = False
@@ -482,7 +473,7 @@ class Collector:
 
     def state(self) -> bytes:
         """Everything that is needed to continue from this batch boundary."""
-        if self._was_cut_short and all(env.lockstep for env in self._envs):
+        if self._was_cut_short:
             self.restart()
         arrays: dict[str, Array] = {"torch_rng": self.rng.state.numpy()}
         if self.rng.cuda_state is not None:

@@ -333,16 +333,16 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         """Wait for some rows. Rows that just ended return after their phantom step, so the result may be empty."""
         state = self._receive()
         ids = state[self._id_at].astype(np.int64)
+        self._is_under_way[ids] = False
         columns = state[self._reward_at], *self._ends(state), *self._info(state)
         step = self._held.pass_on(ids, self._obs(state), columns)
         if len(ended := ids[self._held.waits[ids]]):
-            self._send(tuple([a[: len(ended)] for a in self.dummy_actions]), ended.astype(np.int32))  # the phantom step
-        self._is_under_way[step.rows] = False
+            self.send(tuple([a[: len(ended)] for a in self.dummy_actions]), ended)  # the phantom step
         return step
 
     def restart(self, rows: Rows) -> Arrays:
-        """Not possible while other rows are in flight; `build.py` refuses the settings that would need it."""
-        raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
+        """Of all rows. `build.py` refuses the settings that would need some, while others are in flight."""
+        return self.start()
 
 
 _INFO_AT_ROOT = ("elapsed_step",)

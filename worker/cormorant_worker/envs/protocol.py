@@ -189,7 +189,9 @@ class VectorEnv(Protocol):
         return
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
+        """Begin a new episode in idle `rows`, whatever state they are in; where not in lockstep, in all rows, dropping
+        steps in flight. Returns [n, ...] first observations.
+        """
 
     def state(self) -> bytes:
         """Everything needed to continue from here bit by bit. Raises EnvNotSaved where there is no such thing."""

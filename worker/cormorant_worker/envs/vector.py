@@ -139,8 +139,10 @@ class GymVectorEnv(VectorEnv):
         self._act_on(tuple(leaf[-1] for leaf in obs), EVERY_ROW)
 
     def restart(self, rows: Rows) -> Arrays:
-        if not self.lockstep:
-            raise EnvCrashed(f"the rows of {self._vector.name} cannot be restarted one by one: it takes no reset_mask")
+        if not self.lockstep:  # all rows, which is what `open_envs` leaves
+            self._held.waits[:] = False
+            if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
+                self._vector.settle()
         self._is_interrupted[rows] = False
         first = self._vector.reset(rows)
         self._act_on(first, rows)
