@@ -132,6 +132,7 @@ def test_the_learners_random_numbers_are_left_alone() -> None:
     [
         ({"num_envs": 2}, "num_envs is 3, this collector's is 2"),
         ({"policy": "counter"}, "layout is observation float32"),
+        ({"env_groups": 2}, r"groups of \[3\], .* groups of \[2, 1\]: only one of both has inference servers"),
     ],
 )
 def test_state_of_another_collector_is_refused(options: dict, words: str) -> None:

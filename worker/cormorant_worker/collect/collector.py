@@ -8,6 +8,7 @@ Used in this process by scripts (`collect`), and by worker processes that bring 
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -533,6 +534,12 @@ class Collector:
                 raise StateError(
                     f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job"
                 )
+        groups = [value.size for name, value in sorted(arrays.items()) if re.fullmatch(r"lane\.\d\.is_init", name)]
+        if metadata["envs_saved"] and groups != (own := [group.env.num_envs for group in self.env_groups]):
+            raise StateError(
+                f"the state's environments step in groups of {groups}, this collector's in groups of {own}: only "
+                "one of both has inference servers; use the same worker groups"
+            )
         if rewinds:
             self._rewind(metadata, arrays, first_trajectory=first_trajectory)
         if (book := self.statistics) is not None and "statistics" in metadata:
