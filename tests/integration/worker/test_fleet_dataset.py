@@ -169,8 +169,10 @@ def test_a_refused_state_leaves_the_count_of_what_is_durable(tmp_path: Path) -> 
 
 
 def stored(folder: Path) -> TensorDict:
-    """Every frame of a dataset, part by part."""
-    return torch.cat([frames.to_tensordict() for frames in iter_frames(existing_dataset(str(folder)))])
+    """Every frame of a dataset, part by part, with its environment and its step of the trajectory."""
+    found = [*iter_frames(existing_dataset(str(folder)))]
+    places = {name: np.concatenate([getattr(frames, name) for frames in found]) for name in ("env", "step")}
+    return torch.cat([frames.to_tensordict() for frames in found]).update(places)
 
 
 @pytest.mark.slow
