@@ -28,7 +28,7 @@ from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.pools import calibrate
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, ManifestError, PolicyMismatch, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, InvalidAction, ManifestError, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
@@ -168,11 +168,13 @@ def test_a_restored_collector_begins_new_episodes_under_new_ids() -> None:
     assert (batch["observation"][:, 0].abs() <= 0.05).all()
 
 
-def test_pools_that_are_under_way_refuse_what_needs_a_standstill() -> None:
+def test_pools_that_are_under_way_play_whole_episodes() -> None:
     with make_collector(job_of("CartPole-v1", 4, batchSize=2)) as collector:
-        with pytest.raises(EnvError, match="set batchSize: 0"):
-            collector.collect(num_episodes=3)
-        assert collector.collect(num_steps=40).numel() == 40
+        for _ in range(3):
+            assert collector.collect(num_steps=40).numel() == 40
+            played = collector.collect(num_episodes=9)
+            assert (played["observation"][:, 0].abs() <= 0.05).all()
+            assert torch.equal(played["next", "done"].sum(1).flatten(), torch.ones(9, dtype=torch.int64))
     with pytest.raises(ManifestError, match="resetAtEachBatch needs envpool"):
         make_collector(job_of("CartPole-v1", 4, batchSize=2, collection={"resetAtEachBatch": True}))
 
