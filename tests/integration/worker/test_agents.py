@@ -198,6 +198,37 @@ def test_agents_that_do_not_appear_are_named(what: str, sentence: str) -> None:
         collector.collect(num_steps=10)
 
 
+class Forgetful(Party):
+    """Leaves agents in its list that have all ended."""
+
+    _kept: tuple[str, ...] = ()
+
+    @property
+    def agents(self) -> list[str]:
+        return [*self._kept] or super().agents
+
+    def state(self) -> Any:
+        return np.zeros(3, np.float32)
+
+    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+        self._kept = ()
+        return super().reset(seed=seed)
+
+    def step(self, actions: Any) -> Any:
+        found = super().step(actions)
+        self._kept = () if super().agents else tuple(actions)
+        return found
+
+
+def test_an_episode_ends_with_its_agents_even_if_they_stay_listed() -> None:
+    batches = []
+    for env in (Party, Forgetful):
+        with make_collector(env=env, num_envs=3) as collector:
+            batches.append(collector.collect(num_steps=90).exclude("state", ("next", "state")))
+    assert batches[0]["next", "done"].any()
+    assert (batches[0] == batches[1]).all()
+
+
 @pytest.mark.parametrize("vectorization", ["inline", "subprocess"])
 def test_turns_are_those_of_pettingzoos_own_loop(vectorization: str) -> None:
     document = job(entrypoint="cormorant_testing.agents:Rounds", vectorization=vectorization, teamReward="sum")

@@ -201,7 +201,10 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
             given.update((key, part) for key, part in zip(group.keys, parts, strict=True) if key in acting)
         obs, rewards, terminations, truncations, infos = self._env.step(given)
         self._steps += 1
-        living = self._acting = self._living()
+        living = self._living()
+        if living and all(terminations.get(key) or truncations.get(key) for key in living):
+            living = set()  # some environments leave agents that have all ended in their list
+        self._acting = living
         seen, info = self._observe(obs, infos)
         for name, group in self._groups.items():
             terminated = np.array([[bool(terminations.get(key, key not in living))] for key in group.keys])
