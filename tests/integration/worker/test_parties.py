@@ -22,7 +22,7 @@ from cormorant_testing.agents import Party
 from cormorant_testing.fleets import on_both_engines_slowly, open_on
 from cormorant_testing.placements.parties import DRAWN, ENVS, OWN, PartyJob, PartyLoop
 from cormorant_testing.serving import serve
-from cormorant_worker.errors import ManifestError, StateError
+from cormorant_worker.errors import ManifestError, PolicyMismatch, StateError
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, make_collector, open_fleet
 from cormorant_worker.local_fleet import LocalFleet
@@ -281,11 +281,15 @@ def test_policies_and_random_actions_heed_masks() -> None:
             DRAWN | {"blue": {"entrypoint": "cormorant_testing.placements.parties:scripted", "version": 0}},
             "policy.agents.blue has version or sample, but its policy has no weights",
         ),
+        (
+            {**DRAWN, "blue": {"random": {}}, "red": {"entrypoint": "cormorant_testing.placements.parties:masking"}},
+            "the policy writes red.mask, which is another key of batches",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(agents: Document, sentence: str) -> None:
     unequal = {"entrypoint": "cormorant_testing.agents:Unequal", "vectorization": "inline"}
-    with pytest.raises(ManifestError, match=sentence):
+    with pytest.raises((ManifestError, PolicyMismatch), match=sentence):
         make_collector(manifest(env={"pettingzoo": unequal}, policy={"agents": agents}))
 
 

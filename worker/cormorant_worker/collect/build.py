@@ -21,7 +21,7 @@ from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.kinds import kind_of
 from cormorant_worker.envs.request import Assignment, EnvRequest, OpenedEnvs, assign
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.errors import ManifestError
+from cormorant_worker.errors import ManifestError, PolicyMismatch
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.connections import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -32,7 +32,7 @@ from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Space, leaves
 from cormorant_worker.weights.blob import read_file, read_statistics
 from cormorant_worker.weights.staged import StagedWeights
 
@@ -82,6 +82,7 @@ def build_collector(
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
             actor, weights, policy_call = served.actor, served.weights, served.call
+        _refuse_taken(actor, observation, action)
         _refuse_unwritten(spec.collection.bfloat16 or (), actor)
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
@@ -111,6 +112,16 @@ def build_collector(
             env.close()
         raise
     return collector
+
+
+def _refuse_taken(actor: Actor, observation: Space, action: Space) -> None:
+    taken = {leaf.key for leaf in (*leaves(observation, ("observation",)), *leaves(action, ("action",)))}
+    for leaf in actor.outputs:
+        # Groups' versions are the actor's own.
+        if leaf.key in taken or (leaf.key[0] == "collector" and not isinstance(actor, AgentsActor)):
+            raise PolicyMismatch(
+                f"the policy writes {'.'.join(leaf.key)}, which is another key of batches; name its output otherwise"
+            )
 
 
 def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:

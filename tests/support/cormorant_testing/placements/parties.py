@@ -79,6 +79,11 @@ def scripted(observation: Any, action: Any) -> Any:
     return lambda seen: torch.stack([torch.full((len(seen),), 0.5), seen[:, 2]], -1)
 
 
+def masking(observation: Any, action: Any) -> Any:
+    """Entrypoint of the manifests: a policy that writes a key of the environment's."""
+    return lambda seen: {"action": seen[:, :2], "mask": seen[:, 0]}
+
+
 def weights_of(version: int, *, recurrent: bool) -> dict[str, Tensor]:
     """What is published as a version."""
     prefix = "net." if recurrent else ""
