@@ -128,6 +128,8 @@ class AgentsActor:
                 )
             group.actor = PolicyActor(models, *of_one, device=device, num_rows=num_rows * n)
         self._groups = {name: self._groups[name] for name in groups}
+        self._random_leaves = [i for group in self._groups.values() if group.actor is None for i in group.acts]
+        """Leaves of the action of groups whose actions are random."""
         self.weights = StagedWeights({name: m for models, _ in made.values() for name, m in models.modules.items()})
         self._lay_out()
         self.playing: Callable[[], Sequence[Array]] = list
@@ -200,13 +202,10 @@ class AgentsActor:
         if any(self._offered.values()):
             self._record()
         rows = len(is_init)
-        is_random = any(group.actor is None for group in self._groups.values())
-        random = self._random.act(obs, (), is_init).actions if is_random else ()
-        actions: dict[int, Array] = {}
+        actions = self._random.choose(obs, rows, self._random_leaves) if self._random_leaves else {}
         outputs, after = list[Array](), list(states)
         for group in self._groups.values():
             if group.actor is None:
-                actions |= {i: random[i] for i in group.acts}
                 outputs.append(np.full(rows, RANDOM_VERSION))
                 continue
             versions = self._choose(group, states, rows)

@@ -1,6 +1,6 @@
 """Actions drawn from the space: the random policy, and warm-up frames of other policies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -38,14 +38,18 @@ class RandomActor:
         self._draw_legal = [masked_sampler(p, self.generator) if mask_length(p) else None for p in leaf_spaces(space)]
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        n, masks = len(is_init), {i: obs[at] for i, at in self._masks_at.items()}
+        return Acted(tuple(self.choose(obs, len(is_init), range(len(self._samplers))).values()))
+
+    def choose(self, obs: Arrays, n: int, of: Sequence[int]) -> dict[int, Array]:
+        """Draw [n, ...] for some leaves of the action space, by their indices."""
+        masks = {i: obs[self._masks_at[i]] for i in of if i in self._masks_at}
         if not masks and self.illegal is not None and self.illegal.any():
             masks = {0: ~self.illegal}
         legal = {i: draw(mask) for i, mask in masks.items() if (draw := self._draw_legal[i]) is not None}
-        if len(legal) == len(self._samplers):
-            return Acted(tuple(legal.values()))
+        if len(legal) == len(of):
+            return legal
         drawn = self._draw(n, 1)
-        return Acted(tuple(legal.get(i, leaf) for i, leaf in enumerate(drawn)))
+        return {i: legal[i] if i in legal else drawn[i] for i in of}
 
     def act_steps(self, n: int, num_steps: int) -> Arrays:
         """[num_steps, n, ...] per leaf: what as many `act` would choose, without masks."""
