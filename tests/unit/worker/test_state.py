@@ -164,7 +164,7 @@ def test_state_is_read_without_a_copy() -> None:
         assert part.obj is data
 
 
-def test_past_publishes_are_one_where_later_ones_hide_them() -> None:
+def test_older_weights_travel_with_the_first_newer_publish() -> None:
     def of(**models: float) -> bytes:
         return to_bytes({model: {"number": torch.tensor(value)} for model, value in models.items()})
 
@@ -174,7 +174,8 @@ def test_past_publishes_are_one_where_later_ones_hide_them() -> None:
     read = FleetState.from_bytes(state.to_bytes())
     for after, expected in (
         (4, {5: {"red": 5, "blue": 5}, 7: {"red": 7}, 9: {"blue": 9}}),
-        (5, {9: {"red": 7, "blue": 9}}),
+        (5, {7: {"red": 7}, 9: {"blue": 9}}),
+        (7, {9: {"red": 7, "blue": 9}}),
         (9, {}),
     ):
         blobs = read.publishes(after=after)

@@ -54,16 +54,19 @@ class FleetState:
 
     def publishes(self, *, after: int) -> dict[int, WeightsBlob]:
         """Publishes after which a fleet whose last version is `after` acts as this one did, oldest first; empty: it has
-        newer weights. Where the past is not newer, the newest weights of each model are one publish. Raises
-        WeightsError.
+        newer weights. A model whose newest weights are older gets them with the first. Raises WeightsError.
         """
         if not self.weights or self.version <= after:
             return {}
         files = {**self.past, self.version: self.weights}
         blobs = {version: WeightsBlob.from_bytes(data) for version, data in files.items()}
-        if min(blobs) <= after:
-            newest = {model: tensors for blob in blobs.values() for model, tensors in blob.weights().items()}
-            blobs = {self.version: WeightsBlob.of(newest)}
+        older: dict[str, Mapping[str, Any]] = {}
+        for version in [version for version in blobs if version <= after]:
+            older |= blobs.pop(version).weights()
+        first = next(iter(blobs))
+        published = {model for blob in blobs.values() for model in blob.tensors}
+        if late := {model: tensors for model, tensors in older.items() if model not in published}:
+            blobs[first] = WeightsBlob.of({**blobs[first].weights(), **late})
         for version, blob in blobs.items():
             blob.statistics = self.statistics.get(version)
         return blobs
