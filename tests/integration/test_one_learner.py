@@ -131,6 +131,7 @@ def test_a_fleet_goes_on_from_a_file(tmp_path: Path) -> None:
         whole = [batch.clone() for batch in fleet.batches()]
     with cormorant.open_fleet(job, workers=1, resume=tmp_path / "state") as fleet:
         rest = [batch.clone() for batch in fleet.batches()]
+        assert fleet.stats().dropped == {}, "it collects nothing before it has the state"
     assert len(whole) == 6
     assert len(rest) == 6 - queued, "what waits in the queue is counted, and not saved"
     for batch, other in zip(rest, whole[queued:], strict=True):

@@ -162,6 +162,9 @@ def open_fleet(
             )
     if overrides is not NO_OVERRIDES:
         given["overrides"] = (overrides.to_bytes(),)
+    is_paused = options.starts_paused
+    if state is not None:
+        given["starts_paused"] = True  # a short job would end before the restore, and a dataset gets frames for good
     options = replace(options, **given)
     fleet = LocalFleet(WorkerFleet(job, options, engine=engine_of(engine)))
     owned(fleet._fleet, fleet)
@@ -169,6 +172,8 @@ def open_fleet(
     if state is not None:
         try:
             fleet.restore(state)
+            if not is_paused:
+                fleet.resume()
         except BaseException:
             fleet.close()
             raise
