@@ -149,6 +149,24 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet() -> None:
     assert_same(found + rest, expected, but=[("collector", "policy_version"), ("collector", "traj_ids")])
 
 
+def test_operations_between_batches_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_fleet(make_job(num_envs=2, lengths=5), workers=2) as fleet, ThreadPoolExecutor(4) as threads:
+        save, acting, most = fleet._quiesce.save, list[int](), list[int]()
+
+        def noted() -> FleetState:
+            acting.append(0)
+            most.append(len(acting))
+            found = save()
+            acting.pop()
+            return found
+
+        monkeypatch.setattr(fleet._quiesce, "save", noted)
+        fleet.pause()
+        assert len(set(threads.map(lambda _: fleet.state(), range(8)))) == 1
+        assert max(most) == 1, "a count of one restore would meet the environments of another"
+        assert fleet.stats().paused
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("has_dataset", [False, True])
 def test_a_fleet_that_has_collected_everything_has_a_state(tmp_path: Path, has_dataset: bool) -> None:

@@ -41,11 +41,13 @@ class Quiesce:
         self._core, self._life = core, life
         self.holders = 0
         """Callers that are, or wait to be, between two batches: no ticket may be issued."""
+        self._is_taken = False
+        """One of them acts. Replies of two would wake them in any order: one's count, the other's environments."""
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
         """Within the block, every slot is filled and no worker holds a ticket: current batches are finished first, even
-        in a paused fleet. Raises ControlTimeout, FleetClosed, and StateError for an evaluation.
+        in a paused fleet. One caller at a time. Raises ControlTimeout, FleetClosed, and StateError for an evaluation.
         """
         core, slots, timeout_s = self._core, self._core.slots, self._core.options.control_timeout_s
         core.raise_error()
@@ -62,7 +64,7 @@ class Quiesce:
                 lambda: (
                     core.error is not None
                     or core.is_closing
-                    or (self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
+                    or (not self._is_taken and self._life.is_idle and (slots.is_complete or core.scheduler.is_done))
                 ),
                 timeout_s,
             )
@@ -73,10 +75,14 @@ class Quiesce:
                 raise ControlTimeout(
                     f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"
                 )
-            yield
+            self._is_taken = True
+            try:
+                yield
+            finally:
+                self._is_taken = False
         finally:
             self.holders -= 1
-            if core.is_paused:
+            if core.is_paused and not self.holders:
                 core.slots.tell_all(messages.PlainCommand.PAUSE)
             core.waker.wake()
 
