@@ -181,12 +181,13 @@ class Cluster:
                 retries=False,
             )
         answer = _read_json(reply.data)
-        if reply.status >= 400:
-            raise self._refusal(method, place, reply.status, answer)
-        if answer.keys() <= {"message"}:
-            words = answer.get("message") or "no object"
+        words = answer.get("message") or "no object"
+        is_foreign = not answer.keys() & {"kind", "gitVersion"} and words not in _NO_KIND
+        if is_foreign and (reply.status < 400 or reply.status == 404):
             sentence = f"{self.server} did not answer as an API server does: {words}; is it the right context?"
             raise CommandFailed(sentence)
+        if reply.status >= 400:
+            raise self._refusal(method, place, reply.status, answer)
         return answer, int(reply.status)
 
     @contextmanager

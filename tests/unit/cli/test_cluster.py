@@ -46,6 +46,8 @@ def refusal(status: int, **members: object) -> Say:
         (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
         (Say(200, b"<html>Log in</html>"), 1, "did not answer as an API server does: <html>Log in</html>"),
         (Say(200, b"[]"), 1, "did not answer as an API server does: no object"),
+        (Say(200, b'{"ok": true}'), 1, "did not answer as an API server does: no object"),
+        (Say(404, b"<html>No such page</html>"), 1, "did not answer as an API server does: <html>No such page</html>"),
         (Say(404, b"404 page not found"), 1, "CollectorJob is not installed in the cluster at"),
         (Say(breaks=True), 1, "of context here does not answer"),
     ],
@@ -209,7 +211,7 @@ class ForwardingServer:
         if "/secrets/" in path:
             self.num_secrets_read += 1
             document = {"data": {"write": base64.b64encode(b"mine").decode()}}
-        return connection.respond(HTTPStatus.OK, json.dumps(document))
+        return connection.respond(HTTPStatus.OK, json.dumps({"kind": "Any", **document}))
 
     def forward(self, connection: ServerConnection) -> None:
         self.num_forwarded += 1

@@ -258,7 +258,7 @@ def test_trouble_beyond_the_operators_words_is_one_sentence(
         found = next((known[part] for part in known if path.endswith(part)), 404)
         if isinstance(found, int):
             return Say(found, json.dumps({"kind": "Status", "message": "not so"}).encode())
-        return Say(200, json.dumps(found).encode())
+        return Say(200, json.dumps({"kind": "Any", **found}).encode())
 
     with api_server(answer):
         code = run(["doctor", "pong", "-o", "json"])
