@@ -70,8 +70,8 @@ app.add_typer(pause.state, rich_help_panel=_HEAD)
 
 @app.command(rich_help_panel=_REFERENCE)
 def crd() -> None:
-    """Print the CustomResourceDefinition of CollectorJob as YAML."""
-    typer.echo(crd_yaml(), nl=False)
+    """Print the CustomResourceDefinition of CollectorJob as YAML, or as JSON with --json."""
+    tell(crd_document(), crd_yaml().removesuffix("\n"))
 
 
 def crd_yaml() -> str:

@@ -28,7 +28,7 @@ from pydantic.alias_generators import to_camel
 from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed, ObjectMissing
-from cormorant_cli.printing import refuse_options, tell
+from cormorant_cli.printing import refuse_options, speaks_json, tell
 from cormorant_contract.base import Contract
 from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
@@ -150,7 +150,8 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
         if holds(found, "Failed"):
             raise CommandFailed(f"{identity(job)} failed: {why(condition(found, 'Failed'))}")
         if holds(found, "Completed") or (is_current(found) and holds(found, "Ready")):
-            typer.echo(f"{identity(job)}: {found['status'].get('phase', 'Ready')}")
+            if not speaks_json():
+                typer.echo(f"{identity(job)}: {found['status'].get('phase', 'Ready')}")
             return
         obstacle = obstacle_of(found)
         if obstacle and obstacle != said:

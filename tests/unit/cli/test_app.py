@@ -18,6 +18,7 @@ from cormorant_cli.connection import Connection
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_client import connect
 from cormorant_contract.errors import ManifestError, Problem
+from cormorant_contract.schema import crd
 from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripts import run_script
 
@@ -153,6 +154,11 @@ import cormorant_cli.__main__
 """
     done = run_script(script)
     assert (done.returncode, done.stderr) == ending
+
+
+def test_crd_is_json_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["crd", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == crd()
 
 
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])

@@ -1,6 +1,7 @@
 """What a submission sends: what the user wrote, and nothing that the user did not; a folder of code as a ConfigMap."""
 
 import base64
+import json
 import random
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, 
 from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE
 from cormorant_manifest.reader import parse_jobs
+from cormorant_testing.scripted_head import Say
 from manifest_making import collector_job
 
 MANIFEST = """
@@ -91,6 +93,15 @@ def test_job_waits_for_what_its_first_bad_condition_says() -> None:
 
 
 JOB = collector_job("pong", {}, namespace="rl", uid="u1")
+
+
+def test_json_of_a_submission_that_waited_is_one_document(
+    file: Path, api_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ready = {**JOB, "status": {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}}
+    with api_server(lambda _heard: Say(200, json.dumps(ready).encode())):
+        assert run(["submit", str(file), "--wait", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == [ready]
 
 
 @pytest.fixture
