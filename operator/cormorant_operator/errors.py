@@ -6,8 +6,8 @@ OperatorError
     KubeConflict       409: a precondition failed
       AlreadyExists    409: an object of this name exists
     KubeNotFound       404
-    KubeRefused        400, 401, 403, 405, 413, 422: retrying does not help
-    ServerFault        408, 429, 5xx: retryable
+    KubeRefused        400, 403, 405, 413, 422: retrying does not help
+    ServerFault        401, 408, 429, 5xx: retryable
   NameTaken            the name belongs to another owner
   Unreachable          the API server did not answer
   HeadSilent           a head did not answer, or not with a valid body

@@ -31,6 +31,8 @@ _ABSENT_KINDS = {
 }
 """Kinds of other projects, and the remedy if the API server does not know them."""
 _CREATIONS = (plan.CheckTemplate, plan.CreatePod, plan.ApplyChild, plan.CreateTokens)
+_OWN_RIGHTS = "cannot create resource"
+"""RBAC's words about the operator itself, which no template causes."""
 _LEAVING_LOOKS = 10
 """Attempts, one second apart, before a Secret of an unknown owner counts as taken."""
 
@@ -118,6 +120,8 @@ class Executor:
         try:
             await self._api.create(manifest, is_dry_run=True)
         except errors.KubeRefused as refusal:
+            if _OWN_RIGHTS in refusal.message:
+                raise
             # A quota says nothing about the template; the creation itself will report it.
             if _kind_of(refusal) in (RefusalKind.INVALID, RefusalKind.FORBIDDEN):
                 error = refusal.message

@@ -7,6 +7,7 @@ import asyncio
 import heapq
 import itertools
 import json
+import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -144,6 +145,8 @@ class KubeClient:
                 return await self._ask_once(method, path, body, query=query, kind=kind)
             except errors.ServerFault as answer:
                 error, wait_s = answer, answer.retry_after_s
+                if answer.code == 401:
+                    self._info_at = -math.inf  # the token may have been rotated: read it again
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error, wait_s = failure, 0.0
             if attempt + 1 < ATTEMPTS:
@@ -191,9 +194,9 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
 def error_of(code: int, document: dict[str, Any], *, request: str) -> errors.KubeError:
     """Build the error for a response; the arguments are those of `KubeError`."""
     kind = errors.KubeError
-    if code in (400, 401, 403, 405, 413, 422):
+    if code in (400, 403, 405, 413, 422):
         kind = errors.KubeRefused
-    elif code in (408, 429) or code >= 500:
+    elif code in (401, 408, 429) or code >= 500:
         kind = errors.ServerFault
     elif code == 404:
         kind = errors.KubeNotFound

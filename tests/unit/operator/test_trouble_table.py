@@ -50,6 +50,19 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     assert not before & {pod.uid for pod in world.live() if pod.role == "worker"}
 
 
+def test_job_waits_for_days_for_an_operator_that_may_create_pods() -> None:
+    world = World()
+    words = 'pods is forbidden: User "operator" cannot create resource "pods" in API group ""'
+    world.api.refused["TRY"], world.api.refusal = 403, {"message": words}
+    for _ in range(48):
+        world.settle()
+        assert (world.condition("Accepted"), world.message("Accepted")) == ("False/Forbidden", words)
+        world.tick(3600)
+    world.api.refused.clear()
+    world.run()
+    assert (world.condition("Accepted"), world.condition("Failed")) == ("True/Accepted", "")
+
+
 @pytest.mark.parametrize(("choice", "end"), [("Wait", ""), ("Fail", "True/Unschedulable")])
 def test_unschedulable_pods_are_explained_and_wait_or_fail_the_job(choice: str, end: str) -> None:
     policy = {"unschedulableAfterSeconds": 600, "onUnschedulable": choice}
