@@ -127,6 +127,7 @@ class Books(RuleBasedStateMachine):
         ):
             self.deliveries.free_a_block()
             block_index, _ = self.deliveries.blocks.lend(self.alive[place])
+            assert all(held.number < found.number for held, _, _ in self.tickets[place]), "frames in order"
             self.tickets[place].append((found, block_index, self.version))
 
     @precondition(lambda self: any(self.tickets.get(p) for p in self.alive))
@@ -343,6 +344,17 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
         accepted.append(schedule.accepted_frames)
     assert accepted == [0, 0, 21]
     assert [deliveries.take(min_version=None).number for _ in range(2)] == [0, 1]
+
+
+def test_a_replaced_worker_gets_the_rounds_it_missed_in_their_order() -> None:
+    schedule = make_schedule()
+    places = [("cpu", 0), ("cpu", 1)]
+    (first, _), _, (second, _), _ = hand_out(schedule, dict.fromkeys(places, 0), room=4)
+    schedule.landed(first, places[1], 10)
+    for found, place in ((second, places[1]), (first, places[0]), (second, places[0])):
+        schedule.lost(found, place)
+    again = hand_out(schedule, dict.fromkeys(places, 0), room=4)
+    assert [(found.number, slot[1]) for found, slot in again] == [(0, 0), (1, 0), (1, 1)]
 
 
 def test_workers_take_turns_when_the_consumer_is_slow() -> None:

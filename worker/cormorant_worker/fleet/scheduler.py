@@ -71,7 +71,7 @@ class Scheduler:
         """Frames that are asked for and not accepted yet."""
         self._open: dict[int, Round] = {}
         self._pending: dict[int, Round] = {}
-        """Open rounds in which members have no ticket."""
+        """Open rounds in which members have no ticket, in order: a worker's frames are delivered in order."""
         self._next_number = 0
         self._last_number: dict[SlotKey, int] = {}
         """The last round that each worker got a ticket of, in async mode."""
@@ -240,7 +240,7 @@ class Scheduler:
         count = round_.frames[slot]
         if self.mode == "sync":
             round_.pending.add(slot)
-            self._pending[round_.number] = round_
+            self._pending = dict(sorted({**self._pending, round_.number: round_}.items()))
         else:
             self._close_round(round_.number)
         return count
@@ -249,7 +249,7 @@ class Scheduler:
         """Count frames of a lost member that never landed but are durable. Returns the rounds that this completes."""
         self.accepted_frames += num_frames
         completed: list[Round] = []
-        for round_ in sorted(self._pending.values(), key=lambda round_: round_.number):
+        for round_ in list(self._pending.values()):
             if slot not in round_.pending:
                 continue
             less = min(num_frames, round_.frames[slot])
