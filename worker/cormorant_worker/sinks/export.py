@@ -53,6 +53,8 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
     Minari and LeRobot the open trajectories of one worker, and 100 MB. Raises DatasetError.
     """
     dataset = existing_dataset(uri)
+    if not dataset.frames:
+        raise DatasetError(f"{uri} has no frames to export")
     try:
         if target.exists() and any(target.iterdir()):
             raise DatasetError(f"{target} is not empty; export into a new folder")
@@ -125,7 +127,8 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     description = dataset.description
     paths = _paths(description.observation_space, "observations"), _paths(description.action_space, "actions")
     episodes = steps = cut = 0
-    with h5py.File(path, "w", libver="latest") as file:
+    # A file of Python's, which reports a full disk as an OSError: HDF5's own writes crash the process.
+    with path.open("w+b") as raw, h5py.File(raw, "w", libver="latest") as file:
         for frames in dataset.iter_trajectories():
             group = file.create_group(f"episode_{episodes}")
             for place, values in _episode_arrays(frames, *paths).items():

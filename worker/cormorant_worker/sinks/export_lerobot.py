@@ -199,8 +199,6 @@ def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[in
         writer.add(frames)
         episodes += 1
         cut += frames.is_cut
-    if not episodes:
-        raise DatasetError(f"{dataset.uri} has no frames, and LeRobot cannot open a dataset without them")
     writer.close()
     (target / "meta" / "cormorant.json").write_bytes(dataset.description.to_bytes())
     return writer.frames, episodes, cut

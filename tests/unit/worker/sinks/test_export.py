@@ -1,5 +1,6 @@
 import json
 import os
+import resource
 import subprocess
 from dataclasses import replace
 
@@ -262,12 +263,24 @@ def test_lerobot_loses_no_output_to_a_feature_of_its_own(make_dice, stored, tmp_
     dice = make_dice()
     dice.layout = replace(dice.layout, outputs=(replace(dice.layout.outputs[0], key=("index",)),))
     with pytest.raises(DatasetError, match="the policy's output index has the name of a feature of LeRobot's own"):
-        export(stored(dice, parts=()).uri, tmp_path / "out", to="lerobot")
+        export(stored(dice, shards=1).uri, tmp_path / "out", to="lerobot")
 
 
-def test_lerobot_takes_no_dataset_without_frames(make_dice, stored, tmp_path):
-    with pytest.raises(DatasetError, match="has no frames, and LeRobot cannot open a dataset without them"):
-        export(stored(make_dice(), parts=()).uri, tmp_path / "out", to="lerobot")
+def test_a_dataset_without_frames_is_not_exported(make_dice, stored, tmp_path):
+    with pytest.raises(DatasetError, match="dataset has no frames to export"):
+        export(stored(make_dice(), shards=0).uri, tmp_path / "out", to="huggingface")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("to", ["minari", "parquet", "lerobot", "huggingface"])
+def test_an_export_says_that_the_disk_is_full(make_dice, stored, tmp_path, to):
+    uri, limits = stored(make_dice("image")).uri, resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(DatasetError, match=r"out cannot be written: .*File too large"):
+            export(uri, tmp_path / "out", to=to)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_formats_agree_on_what_was_cut(make_dice, stored, tmp_path):
