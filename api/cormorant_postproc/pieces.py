@@ -17,6 +17,7 @@ Key = str | tuple[str, ...]
 
 MASK: Key = ("collector", "mask")
 TRAJ_IDS: Key = ("collector", "traj_ids")
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 class PostprocError(ValueError):
@@ -51,7 +52,8 @@ def split_trajectories(
         trajectory_key: key of the trajectory ids, one per frame. If the batch has none, pieces are numbered by
             `("next", done_key)`, and the numbers are stored under this key.
         done_key: leaf under `next` that marks ends.
-        prefix: as in TorchRL: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`.
+        prefix: as in TorchRL: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`. The mask is also where the
+            other functions look for it, at `("collector", "mask")`.
         as_nested: as in TorchRL: True returns `[N, -1]` with strided nested tensors; or the torch layout to use.
 
     Returns:
@@ -121,10 +123,13 @@ def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tens
         rows = torch.unravel_index(source.reshape(-1), shape)
         result = _at(batch, rows, count * longest).reshape(count, longest)
         padding = ~mask
-        result = result.apply(
-            lambda leaf: leaf.masked_fill_(padding.reshape(*padding.shape, *(1,) * (leaf.ndim - padding.ndim)), 0)
-        )
-    result[mask_key] = mask
+
+        def blanked(leaf: Tensor) -> Tensor:
+            where = padding.reshape(*padding.shape, *(1,) * (leaf.ndim - padding.ndim))
+            return signed(leaf).masked_fill_(where, 0).view(leaf.dtype)
+
+        result = result.apply(blanked)
+    result[mask_key] = result[MASK] = mask
     result.names = [None, "time"]
     return result
 
@@ -133,6 +138,11 @@ def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDi
     """Frames at these indices: one copy a leaf, whatever its strides."""
     found: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
     return found
+
+
+def signed(leaf: Tensor) -> Tensor:
+    """A view of the same bits, for what torch cannot do with unsigned numbers of 16 bits and more: fill and scatter."""
+    return leaf.view(_SIGNED.get(leaf.dtype, leaf.dtype))
 
 
 def flag(batch: TensorDictBase, key: Key) -> Tensor:
@@ -155,7 +165,13 @@ def valid_frames(batch: TensorDictBase) -> Tensor | None:
     """`[*, T]` bool, True on frames; None when nothing is padded."""
     if batch.batch_dims == 0:
         raise PostprocError("the batch has no dimensions; its last one must be time, [*, T]")
-    return flag(batch, MASK) if MASK in batch.keys(True) else None
+    if -1 in batch.batch_size:
+        raise PostprocError("the batch is nested; split it without as_nested, which pads trajectories")
+    if MASK not in batch.keys(True):
+        return None
+    if (mask := flag(batch, MASK)).dtype != torch.bool:
+        raise PostprocError(f"{_name(MASK)} is {mask.dtype}; expected torch.bool, True on frames")
+    return mask
 
 
 def frames_of(batch: TensorDict) -> TensorDict:
@@ -163,10 +179,11 @@ def frames_of(batch: TensorDict) -> TensorDict:
 
     buffer.extend(frames_of(batch))  # of TorchRL's ReplayBuffer
     """
+    valid = valid_frames(batch)
     flat: TensorDict = batch.reshape(-1)
-    if MASK not in flat.keys(True):
+    if valid is None:
         return flat
-    kept: TensorDict = flat[flat[MASK]].exclude(MASK)
+    kept: TensorDict = flat[valid.reshape(-1)].exclude(MASK)
     return kept
 
 

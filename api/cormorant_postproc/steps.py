@@ -187,7 +187,7 @@ class MultiStep:
 
         Raises:
             PostprocError: a leaf is missing, its shape is not the batch's, a MultiStep was applied before, or `[T]`
-                frames are of several environments.
+                frames are of several environments by their `("collector", "traj_ids")`.
         """
         _refuse_joined(batch)
         valid = valid_frames(batch)
@@ -268,6 +268,9 @@ class FrameStack:
     trajectory began before the first batch, its oldest known frame is repeated. The past of a trajectory is forgotten
     after 1,024 batches without a frame of it: its collector has died.
 
+    It does not see that a batch is missing, and stacks the frames before and after it. Where several consumers share
+    the batches, or stale or old ones are dropped, stack in the environment, or call `forget` before each batch.
+
     Args:
         num_frames: n, at least 1.
         keys: leaves to stack; `next` must have them, too.
@@ -279,8 +282,8 @@ class FrameStack:
     def __init__(self, num_frames: int, *, keys: Sequence[Key] = ("observation",)) -> None:
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise PostprocError(f"num_frames {num_frames!r} is not a number of frames; use an integer of at least 1")
-        if not keys:
-            raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
+        if not keys or isinstance(keys, str):
+            raise PostprocError(f'keys is {keys!r}; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
         self._open: TensorDict | None = None

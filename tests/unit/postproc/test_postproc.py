@@ -241,7 +241,7 @@ def test_rows_with_the_same_id_stay_apart() -> None:
 )
 def test_masked_frames_are_in_no_piece(ids: list[list[int]], mask: list[list[int]], pieces_: list[list[int]]) -> None:
     collector = {"traj_ids": torch.tensor(ids), "mask": torch.tensor(mask, dtype=torch.bool)}
-    x = torch.arange(collector["mask"].numel()).reshape(collector["mask"].shape)
+    x = torch.arange(collector["mask"].numel()).reshape(collector["mask"].shape).to(torch.uint16)
     batch = TensorDict({"x": x, "collector": collector}, batch_size=x.shape)
     assert split_trajectories(batch)["x"].tolist() == pieces_
 
@@ -265,6 +265,9 @@ def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
     empty = {"traj_ids": torch.ones(2, 2), "mask": torch.zeros(2, 2, dtype=torch.bool)}
     with pytest.raises(PostprocError, match=r"\[2, 2\] contains no frames"):
         split_trajectories(TensorDict({"collector": empty}, batch_size=[2, 2]))
+    numbers = TensorDict({"collector": {"mask": torch.ones(2, 2, dtype=torch.int64)}}, batch_size=[2, 2])
+    with pytest.raises(PostprocError, match=r"collector\.mask is torch\.int64; expected torch\.bool"):
+        frames_of(numbers)
 
 
 def test_torchrls_arguments_mean_what_they_mean_there() -> None:
@@ -272,9 +275,12 @@ def test_torchrls_arguments_mean_what_they_mean_there() -> None:
     batch = TensorDict({"x": torch.arange(6).reshape(2, 3), ("mine", "traj_ids"): ids}, batch_size=[2, 3])
     padded = split_trajectories(batch, prefix="mine")
     assert padded["x"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
+    assert frames_of(padded)["x"].tolist() == [0, 1, 2, 3, 4, 5], "padding is no frame, wherever the ids are"
     nested = split_trajectories(batch, prefix="mine", as_nested=True)
     assert nested.shape == (3, -1)
     assert torch.equal(nested["x"].to_padded_tensor(0), padded["x"])
+    with pytest.raises(PostprocError, match="the batch is nested; split it without as_nested"):
+        frames_of(nested)
 
 
 @given(
@@ -363,6 +369,8 @@ def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
     assert stack(to_batch([row[4:]]))["observation"][0, 0, :, 0].tolist() == [4.0, 4.0]
     with pytest.raises(PostprocError, match="num_frames 0"):
         FrameStack(0)
+    with pytest.raises(PostprocError, match="keys is 'observation'; name the leaves"):
+        FrameStack(2, keys="observation")
     with pytest.raises(PostprocError, match="the batch has no pixels"):
         FrameStack(2, keys=("pixels",))(to_batch([row]))
     with pytest.raises(PostprocError, match="must be time"):

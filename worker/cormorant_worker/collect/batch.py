@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from cormorant_postproc.pieces import signed
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.rollout import DeviceRows
 from cormorant_worker.spaces import Array, Arrays, Leaf, put_nested
@@ -113,7 +114,7 @@ def _what_followed(block: Block, carried: Sequence[torch.Tensor], final: Arrays)
         following = values[1 : block.num_rows + 1]
         if block.num_ends:
             following = following.clone()
-            following[at] = torch.as_tensor(last[ends], device=following.device)
+            signed(following)[at] = signed(torch.as_tensor(last[ends], device=following.device))
         yield _env_first(following)
 
 

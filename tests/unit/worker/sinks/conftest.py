@@ -22,6 +22,7 @@ IMAGE = gymnasium.spaces.Box(0, 255, (2, 4, 5), np.uint8)
 NESTED = gymnasium.spaces.Dict(
     {
         "pos": BOX,
+        "depth": gymnasium.spaces.Box(0, 60_000, (2,), np.uint16),  # torch cannot scatter into it
         "cam": gymnasium.spaces.Tuple([IMAGE, gymnasium.spaces.Discrete(5)]),
         "flag": gymnasium.spaces.Box(0, 1, (2,), np.bool_),
         "many": gymnasium.spaces.MultiDiscrete([3, 4]),
