@@ -179,7 +179,7 @@ def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -
     own = zip(schema.outputs + schema.states + schema.tasks, frames.outputs + frames.states + frames.tasks, strict=True)
     found |= {_join("infos", leaf.key): values for leaf, values in own}
     for leaf, values in zip(schema.info, frames.info, strict=True):
-        path = _join("infos", leaf.key[1:])
+        path = _join("infos", leaf.key[1:] if leaf.key[0] == "info" else leaf.key)
         found[_join("infos", leaf.key) if path in found else path] = values
     return found
 

@@ -35,6 +35,7 @@ INFO = (
     Leaf(key=("info", "lives"), shape=(), dtype=np.dtype(np.int32)),
     Leaf(key=("info", "traj_id"), shape=(2,), dtype=np.dtype(np.float64)),  # a name that exports have, too
     Leaf(key=("info", "won"), shape=(), dtype=np.dtype(np.bool_)),
+    Leaf(key=("red", "reward"), shape=(2, 1), dtype=np.dtype(np.float32)),  # of a group of agents
 )
 HIDDEN = Leaf(key=("hidden",), shape=(2, 3), dtype=np.dtype(np.float32))
 

@@ -67,7 +67,8 @@ def test_minari_itself_reads_every_value(make_dice, stored, tmp_path, monkeypatc
             np.testing.assert_array_equal(episode.infos["hidden"], wanted.states[0])
         if wanted.info:
             assert episode.infos["won"].dtype == np.bool_
-            stored_as = (episode.infos["lives"], episode.infos["info"]["traj_id"], episode.infos["won"])
+            infos = episode.infos
+            stored_as = (infos["lives"], infos["info"]["traj_id"], infos["won"], infos["red"]["reward"])
             for ours, made in zip(stored_as, wanted.info, strict=True):
                 np.testing.assert_array_equal(ours, made)
     assert not left
