@@ -7,6 +7,7 @@ with connect("http://127.0.0.1:8000", token=token) as client:
 """
 
 import os
+import secrets
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -402,18 +403,23 @@ class Client(Fleet):
         return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
 
     def restore(self, state: State) -> None:
-        """See `Fleet.restore`. The fleet is paused during the restore.
+        """See `Fleet.restore`. The fleet is paused during the restore. Batches that consumers hold, also those fetched
+        ahead, are delivered nevertheless.
 
         Raises:
             StateError: the file cannot be read, or the state belongs to another job.
         """
         data = read_state(state)
         kind = {"Content-Type": headers.SAFETENSORS}
-        with self.pause(owner=f"{default_owner()}/restore", reason="a state is restored", ttl=_STATE_WAIT_S):
-            try:
+        owner = f"{default_owner()}/restore-{secrets.token_hex(4)}"  # other threads may restore, too
+        try:
+            with self.pause(owner=owner, reason="a state is restored", ttl=_STATE_WAIT_S):
                 self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
-            except Refused as error:
-                raise error if isinstance(error, StateError) else StateError(str(error)) from error
+        except ControlTimeout:
+            self.resume(owner)  # the pause was granted, though a worker still steps
+            raise
+        except Refused as error:
+            raise error if isinstance(error, StateError) else StateError(str(error)) from error
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """See `Fleet.seed`. Not retried when the connection breaks.

@@ -5,7 +5,7 @@ import socket
 import threading
 from contextlib import suppress
 
-from cormorant_client.errors import ClientError, NotFound
+from cormorant_client.errors import ClientClosed, ClientError, NotFound
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_contract.rest.control import PauseLease, PauseRequest
 
@@ -68,6 +68,8 @@ class Pause:
         while not self._stop.wait(self._request.ttl_seconds / _RENEWALS):
             try:
                 self.renew()
+            except ClientClosed:
+                return
             except ClientError:
                 continue  # the next renewal may succeed; otherwise the lease expires
 

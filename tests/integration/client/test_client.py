@@ -5,6 +5,7 @@ import json
 import pickle
 import re
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, RemoteBatches, Unauthenticated, connect
 from cormorant_client.aio import AsyncBatches
-from cormorant_contract.errors import FleetClosed
+from cormorant_contract.errors import ControlTimeout, FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.commands import Terminal
 from cormorant_testing.info import INFO, METRICS, assert_info
@@ -168,6 +169,21 @@ def test_a_fleet_is_paused_while_a_state_is_restored_and_stays_so_for_others(cli
         assert client.stats().is_paused, "by the lease of the caller"
     client.restore(tmp_path / "state")
     assert client.pauses().leases == ()
+
+
+def test_a_restore_in_vain_leaves_no_pause_and_a_closed_client_no_thread(client: Client, served: Served) -> None:
+    keeper = served.server.head.running.pauses
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keeper, "_pause", lambda: time.sleep(0.2))
+        patch.setattr(Client.pause, "__kwdefaults__", {**(Client.pause.__kwdefaults__ or {}), "wait": 0.05})
+        with pytest.raises(ControlTimeout, match=r"still draining after 0\.05 s"):
+            client.restore(b"")
+    assert client.pauses().leases == ()
+    with connect(served.server.url, token=served.writer.token) as other:
+        held = other.pause(ttl=0.3).__enter__()._thread
+    assert held is not None
+    held.join(20)
+    assert not held.is_alive()
 
 
 async def test_the_asyncio_twin(served: Served) -> None:
