@@ -6,6 +6,7 @@
 Only the thread of `PauseKeeper` pauses and resumes the fleet.
 """
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
@@ -56,9 +57,8 @@ class PauseKeeper:
         self._is_overruled = False
         """True while draining: the fleet must finish its open batches despite leases."""
         self._lock = threading.Lock()
-        """Guards `_leases`, `_numbers`."""
+        """Guards `_leases`."""
         self._leases: dict[str, Lease] = {}
-        self._numbers = 0
         self._is_paused: bool | None = starts_paused
         """None during a call and after a failed one: some workers may be paused, others not."""
         self._nudge = threading.Event()
@@ -86,8 +86,8 @@ class PauseKeeper:
                 (lease for lease in self._leases.values() if lease.owner == owner and lease.deadline > now), None
             )
             if is_new := held is None:
-                self._numbers += 1
-                held = Lease(f"p{self._numbers}", owner, reason, created, expires_at=created, deadline=now)
+                # Not a number: a holder ends its lease of an earlier head, and another's must not have its name.
+                held = Lease(f"p{secrets.token_hex(6)}", owner, reason, created, expires_at=created, deadline=now)
             end = created + timedelta(seconds=ttl_s)
             lease = replace(held, reason=reason or held.reason, expires_at=end, deadline=now + ttl_s)
             self._leases[lease.id] = lease

@@ -299,6 +299,9 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     later, is_new = keeper.grant("learner", reason="", ttl_s=10)
     assert (is_new, later.id == first.id, later.reason) == (True, False, "")
     assert [lease.id for lease in keeper.held()] == [later.id]
+    successor = PauseKeeper(pause=lambda: None, resume=lambda: None)
+    successor.grant("another", reason="", ttl_s=10)
+    assert successor.end(first.id) is None, "who held a lease of the last head ends no other's"
 
 
 def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
