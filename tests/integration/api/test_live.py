@@ -270,16 +270,6 @@ def test_what_nobody_can_look_at_is_refused(watched: Served) -> None:
 # -- a browser -------------------------------------------------------------------------------------------------
 
 
-def test_a_browser_shows_what_the_api_says(watched: Served) -> None:
-    with chromium() as browser, watching(browser, watched.writer.port, watched.writer.token) as page:
-        page.page.get_by_role("button", name="Pause", exact=True).click()
-        page.wait_for_text("#phase", "Paused")
-        status = watched.status
-        page.wait_for_text("#frames", f"{status['frames']['collected']:,}")
-        page.page.get_by_role("button", name="Resume", exact=True).click()
-        page.wait_for_text("#phase", "Running")
-
-
 def test_environments_that_keep_failing_are_not_green(tmp_path: Path) -> None:
     """Each life of the environment has 19 steps: a batch of 190 costs ten restarts. One batch fits the queue."""
     env = {"entrypoint": COUNTING, "vectorization": "inline", "maxRestarts": 10**6}

@@ -156,18 +156,6 @@ def test_what_envpool_does_not_know_is_refused_with_a_near_match() -> None:
     EnvPoolTask(task_id="Pong-v5", kwargs={"frame_skip": 4, "episodic_life": True}).check()
 
 
-def test_a_restored_collector_begins_new_episodes_under_new_ids() -> None:
-    first = make_collector(job_of("CartPole-v1", 2))
-    ids = set(first.collect(num_steps=50)["collector", "traj_ids"].flatten().tolist())
-    second = make_collector(job_of("CartPole-v1", 2))
-    second.collect(num_steps=11)  # no longer where it started
-    second.restore(first.state())
-    assert second.frames == 50
-    batch = second.collect(num_steps=50)
-    assert not ids & set(batch["collector", "traj_ids"].flatten().tolist())
-    assert (batch["observation"][:, 0].abs() <= 0.05).all()
-
-
 def test_pools_that_are_under_way_play_whole_episodes() -> None:
     with make_collector(job_of("CartPole-v1", 4, batchSize=2)) as collector:
         for _ in range(3):

@@ -6,14 +6,13 @@
 import textwrap
 import time
 
-import psutil
 import pytest
 import ray
 import torch
 
 from cormorant_testing.collecting import assert_same, make_job
 from cormorant_testing.fleets import balance
-from cormorant_testing.scripts import of_session, run_script, start_script, until, unused_port
+from cormorant_testing.scripts import run_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -58,32 +57,6 @@ def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
         WorkerFleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
-
-
-ENDLESS = """
-import sys
-from cormorant_testing.collecting import make_checker, make_job
-from cormorant import RayOptions, open_fleet
-
-checker = make_checker(2, lengths=5, versions=False)
-with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine=RayOptions()) as fleet:
-    print(fleet.workers()[0].pid, flush=True)
-    for _ in range(30):
-        checker.take(fleet.next_batch())
-    assert fleet.stats().total_frames is None
-    print("collected", flush=True)
-"""
-
-
-@pytest.mark.slow
-def test_own_ray_cluster_ends_with_the_fleet() -> None:
-    script = start_script(ENDLESS)
-    out, err = script.communicate(timeout=110)
-    lines = [line for line in out.splitlines() if "worker_ready" not in line]
-    assert lines[1:] == ["collected"], out + err[-3000:]
-    assert script.returncode == 0, err[-3000:]
-    until(lambda: not psutil.pid_exists(int(lines[0])), seconds=20)
-    until(lambda: not of_session(script.pid), seconds=20)
 
 
 @pytest.mark.parametrize(
