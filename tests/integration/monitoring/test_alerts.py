@@ -23,9 +23,8 @@ World = dict[str, str]
 
 
 def series(name: str, **labels: str) -> str:
-    text = ",".join(
-        f'{key}="{value}"' for key, value in {"namespace": "team-a", "collectorjob": "pong", **labels}.items()
-    )
+    labels = {"namespace": "team-a", "collectorjob": "pong"} | labels
+    text = ",".join(f'{key}="{value}"' for key, value in labels.items())
     return f"cormorant_{name}{{{text}}}"
 
 
@@ -43,6 +42,11 @@ STOPS = f"0+60000x60 3600000x{MINUTES - 60}"
 
 def state(now: str) -> World:
     return {series("head_state", state=known): always(int(known == now)) for known in STATES}
+
+
+def phase(now: str) -> World:
+    place = 'namespace="ops",job_namespace="team-a",collectorjob="pong"'
+    return {f'cormorant_operator_job_phase{{{place},phase="{now}"}}': always(1)}
 
 
 def healthy() -> World:
@@ -71,9 +75,7 @@ def healthy() -> World:
         'cormorant_operator_reconcile_errors_total{namespace="ops",handler="reconcile"}': always(2),
         'cormorant_operator_leader{namespace="ops",pod="a"}': always(1),
         'cormorant_operator_leader{namespace="ops",pod="b"}': always(0),
-        'cormorant_operator_job_phase{namespace="ops",job_namespace="team-a",collectorjob="pong",phase="Running"}': (
-            always(1)
-        ),
+        **phase("Running"),
     }
 
 
@@ -90,10 +92,7 @@ def standing(now: str) -> World:
 
 QUIET: dict[str, World] = {
     "healthy": healthy(),
-    "starting": {
-        **standing("starting"),
-        series("workers", group="cpu", state="ready"): always(0),
-    },
+    "starting": {**standing("starting"), series("workers", group="cpu", state="ready"): always(0)},
     "paused for an hour": {
         **standing("paused"),
         series("paused"): "0x240 1x60",
@@ -143,11 +142,7 @@ FIRES: dict[str, World] = {
         'cormorant_operator_heads{namespace="ops",state="silent"}': always(30),
         'cormorant_operator_heads{namespace="ops",state="answering"}': always(20),
     },
-    "CormorantJobFailed": {
-        'cormorant_operator_job_phase{namespace="ops",job_namespace="team-a",collectorjob="pong",phase="Failed"}': (
-            always(1)
-        )
-    },
+    "CormorantJobFailed": phase("Failed"),
 }  # fmt: skip
 
 
