@@ -3,7 +3,6 @@
 `make test-peers` makes the environment that has it; elsewhere these tests are skipped.
 """
 
-from functools import partial
 from typing import Any
 
 import gymnasium
@@ -286,54 +285,6 @@ def test_rewards_of_several_agents_are_refused(given: Any) -> None:
     env = given(lambda: gymnasium.wrappers.TransformReward(CountingEnv(), lambda reward: [reward] * 2))
     with Collector(discrete_policy(), env) as collector, pytest.raises(EnvError, match="; return one number"):
         collector.collect(n_step=2)
-
-
-LONG = 30
-
-
-class Coin(gymnasium.Env[Any, Any]):
-    """Each episode takes 1 step with a probability of `short`, else LONG steps: a collector that gives the next episode
-    to the environment that ends one first finds far more short ones.
-    """
-
-    observation_space = gymnasium.spaces.Box(0, LONG, (1,), np.float32)
-    action_space = gymnasium.spaces.Discrete(2)
-
-    def __init__(self, short: float) -> None:
-        self.short = short
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self.left = 1 if self.np_random.random() < self.short else LONG
-        return np.array([self.left], np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self.left -= 1
-        return np.array([self.left], np.float32), 1.0, self.left == 0, False, {}
-
-
-def test_tianshou_favors_short_episodes_and_we_do_not() -> None:
-    # Half of ten environments end early, so half of all episodes are short where all environments count alike.
-    tossers = [partial(Coin, 0.9 if number % 2 else 0.1) for number in range(10)]
-
-    def share_of_short(kind: Any) -> float:
-        torch.manual_seed(3)
-        policy = DiscreteActorPolicy(
-            actor=One(), action_space=Coin.action_space, observation_space=Coin.observation_space
-        )
-        collector = kind(policy, DummyVectorEnv(tossers), VectorReplayBuffer(20_000, 10))
-        collector.reset(gym_reset_kwargs={} if kind is Collector else None)
-        lengths = []
-        for _ in range(10):
-            lengths.append(collector.collect(n_episode=40).lens)
-            collector.reset_buffer()
-        found = np.concatenate(lengths)
-        assert set(found) == {1, LONG}
-        return float((found == 1).mean())
-
-    tolerance = 4 * 0.5 / np.sqrt(10 * 40)
-    assert abs(share_of_short(Collector) - 0.5) < tolerance
-    assert share_of_short(Theirs) > 0.5 + 1.5 * tolerance
 
 
 class One(nn.Module):

@@ -16,11 +16,6 @@ from cormorant_testing.operator_scene import Cli
 
 
 @pytest.fixture
-def cli(scene: Cli) -> Cli:
-    return scene
-
-
-@pytest.fixture
 def running(scene: Cli) -> Iterator[Cli]:
     """A submitted job of two workers, all ready."""
     with scene.operator(), Kubelet(scene.namespace):
@@ -42,58 +37,58 @@ def code(tmp_path: Path) -> Path:
 # -- submit --------------------------------------------------------------------------------------------------------
 
 
-def test_submit_makes_changes_and_finds_unchanged(cli) -> None:
-    name = f"{cli.namespace.name}/pong"
-    assert cli.good("submit", cli.write()) == f"{name}: created\n"
-    assert cli.good("submit", cli.write()) == f"{name}: unchanged\n"
-    assert cli.good("submit", cli.write(replicas=3)) == f"{name}: changed\n"
-    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 3
+def test_submit_makes_changes_and_finds_unchanged(scene) -> None:
+    name = f"{scene.namespace.name}/pong"
+    assert scene.good("submit", scene.write()) == f"{name}: created\n"
+    assert scene.good("submit", scene.write()) == f"{name}: unchanged\n"
+    assert scene.good("submit", scene.write(replicas=3)) == f"{name}: changed\n"
+    assert scene.namespace.get("cjob", "pong")["spec"]["replicas"] == 3
 
 
-def test_autoscalers_replicas_are_kept_until_taken_over(cli) -> None:
-    cli.good("submit", cli.write())
-    cli.namespace("scale", "cjob/pong", "--replicas=5")
-    done = cli("submit", cli.write())
+def test_autoscalers_replicas_are_kept_until_taken_over(scene) -> None:
+    scene.good("submit", scene.write())
+    scene.namespace("scale", "cjob/pong", "--replicas=5")
+    done = scene("submit", scene.write())
     assert done.code == 1
     assert ".spec.replicas" in done.err
     assert "--force-conflicts" in done.err
-    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 5
-    cli.good("submit", cli.write(), "--force-conflicts")
-    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 2
+    assert scene.namespace.get("cjob", "pong")["spec"]["replicas"] == 5
+    scene.good("submit", scene.write(), "--force-conflicts")
+    assert scene.namespace.get("cjob", "pong")["spec"]["replicas"] == 2
 
 
-def test_code_is_a_config_map_that_is_the_jobs_and_goes_with_it(cli, code: Path) -> None:
-    cli.good("submit", cli.write(), "--code", str(code))
-    job = cli.namespace.get("cjob", "pong")
+def test_code_is_a_config_map_that_is_the_jobs_and_goes_with_it(scene, code: Path) -> None:
+    scene.good("submit", scene.write(), "--code", str(code))
+    job = scene.namespace.get("cjob", "pong")
     name = job["spec"]["code"]["configMap"]
-    made = cli.namespace.get("cm", name)
+    made = scene.namespace.get("cm", name)
     (owner,) = made["metadata"]["ownerReferences"]
     assert owner["uid"] == job["metadata"]["uid"]
     assert list(made["data"]) == ["my_policies.py"]
     assert list(made["binaryData"]) == [CODE_ARCHIVE]
-    assert "unchanged" in cli.good("submit", cli.write(), "--code", str(code))
+    assert "unchanged" in scene.good("submit", scene.write(), "--code", str(code))
     (code / "my_policies.py").write_text("# another\n")
-    assert "changed" in cli.good("submit", cli.write(), "--code", str(code))
-    assert cli.namespace.get("cjob", "pong")["spec"]["code"]["configMap"] != name
-    cli.namespace("delete", "cjob", "pong")
-    cli.until(lambda: "pong-code" not in cli.namespace("get", "cm"), what="its code is gone")
+    assert "changed" in scene.good("submit", scene.write(), "--code", str(code))
+    assert scene.namespace.get("cjob", "pong")["spec"]["code"]["configMap"] != name
+    scene.namespace("delete", "cjob", "pong")
+    scene.until(lambda: "pong-code" not in scene.namespace("get", "cm"), what="its code is gone")
 
 
-def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
+def test_code_of_a_recreated_job_is_kept(scene, code: Path) -> None:
     for _ in range(3):
-        cli.good("submit", cli.write(), "--code", str(code))
-        cli.namespace("delete", "cjob", "pong", "--wait=false")
-    cli.good("submit", cli.write(), "--code", str(code))
+        scene.good("submit", scene.write(), "--code", str(code))
+        scene.namespace("delete", "cjob", "pong", "--wait=false")
+    scene.good("submit", scene.write(), "--code", str(code))
     time.sleep(5)  # the garbage collector's time to do harm
-    job = cli.namespace.get("cjob", "pong")
-    made = cli.namespace.get("cm", job["spec"]["code"]["configMap"])
+    job = scene.namespace.get("cjob", "pong")
+    made = scene.namespace.get("cm", job["spec"]["code"]["configMap"])
     assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
 
 
-def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
-    done = cli("submit", cli.write(), "--wait", "--timeout", "2")
+def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(scene) -> None:
+    done = scene("submit", scene.write(), "--wait", "--timeout", "2")
     assert done.code == 1
-    hint = f"`cormorant doctor pong -n {cli.namespace.name}`"
+    hint = f"`cormorant doctor pong -n {scene.namespace.name}`"
     assert f"is not ready after 2 s: no operator has reconciled it; see {hint}" in done.err
 
 
@@ -113,8 +108,8 @@ def test_kubectl_prints_the_columns_of_the_crd(running) -> None:
     assert row.split()[-1].endswith("s")
 
 
-def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
-    cli.good("submit", cli.write())
+def test_kubectl_finds_the_plugin_and_runs_it(scene, tmp_path: Path) -> None:
+    scene.good("submit", scene.write())
     plugin = tmp_path / "bin" / "kubectl-cormorant"
     plugin.parent.mkdir()
     # What the console script of pyproject.toml is, whatever the environment was installed from.
@@ -122,10 +117,10 @@ def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
     plugin.chmod(0o755)
     path = {**os.environ, "PATH": f"{plugin.parent}:{os.environ['PATH']}"}
     done = subprocess.run(
-        ["kubectl", "cormorant", "pause", "pong", "-n", cli.namespace.name],
+        ["kubectl", "cormorant", "pause", "pong", "-n", scene.namespace.name],
         env=path, capture_output=True, text=True, timeout=60, check=True,
     )  # fmt: skip
-    assert done.stdout.startswith(f"{cli.namespace.name}/pong: spec.paused is true; ")
+    assert done.stdout.startswith(f"{scene.namespace.name}/pong: spec.paused is true; ")
     help_ = subprocess.run(
         ["kubectl", "cormorant", "status", "--help"], env=path, capture_output=True, text=True, timeout=60
     )
@@ -135,17 +130,17 @@ def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
 # -- rights --------------------------------------------------------------------------------------------------------
 
 
-def become_viewer(cli: Cli) -> None:
+def become_viewer(scene: Cli) -> None:
     """Run commands as a user who may read jobs and pods, but no Secrets."""
-    kubectl = cli.namespace
+    kubectl = scene.namespace
     kubectl("create", "serviceaccount", "viewer")
     kubectl("create", "role", "viewer", "--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events")
     kubectl("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={kubectl.name}:viewer")
     config = yaml.safe_load(kubectl("config", "view", "--minify", "--raw"))
     config["users"][0]["user"] = {"token": kubectl("create", "token", "viewer").strip()}
-    path = cli.folder / "kubeconfig"
+    path = scene.folder / "kubeconfig"
     path.write_text(yaml.safe_dump(config))
-    cli.kubeconfig = str(path)
+    scene.kubeconfig = str(path)
 
 
 def test_missing_rights_are_named(running) -> None:

@@ -101,20 +101,6 @@ def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation)
         note(f"a head on a read-only volume: {message}")
 
 
-def test_worker_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
-    job = scene.steady
-    (worker,), head = job.pods("worker"), job.pods("head")
-    pod = job.namespace.get("pod", worker)
-    assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "shipper"]
-    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["mesh"]
-    job.namespace("exec", worker, "-c", "worker", "--", "python", "-c", "import os; os.kill(1, 15)")
-    took_s = job.until(lambda: set(job.pods("worker")) - {worker}, what="a successor")
-    job.until(lambda: worker not in job.namespace.names("pods"), what="the pod goes, and its sidecars with it")
-    scene.until_well()
-    assert job.pods("head") == head
-    note(f"worker ended beside two sidecars, to its successor: {took_s:.1f} s")
-
-
 def test_head_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
     job = scene.steady
     head, workers, epoch = job.head(), job.pods("worker"), job.status["epoch"]
