@@ -64,15 +64,6 @@ def test_every_field_is_explained(kubectl: Server) -> None:
     assert "strictly on-policy" in kubectl("explain", "collectorjob.spec.collection.weights.maxStaleness")
 
 
-def test_scale_subresource_reads_and_writes_replicas(kubectl: Server) -> None:
-    kubectl("create", "-f", "-", document=VALID["replicas-at-bounds"])
-    try:
-        assert kubectl.run("scale", "cjob/pong", "--replicas=5").returncode
-        kubectl("scale", "cjob/pong", "--replicas=4")
-    finally:
-        kubectl("delete", "collectorjob", "pong")
-
-
 def test_verdicts_agree_on_manifests_with_one_value_changed(kubectl: Server) -> None:
     @settings(max_examples=100, suppress_health_check=list(HealthCheck))
     @given(changed_manifests())

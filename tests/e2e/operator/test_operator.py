@@ -46,8 +46,6 @@ def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
 
 def test_what_others_change_is_restored(running: Scene) -> None:
     namespace = running.namespace
-    namespace("delete", "service", "pong-api")
-    running.until(lambda: "pong-api" in namespace.names("services"), "the Service is back")
     patch = '{"spec": {"selector": {"cormorant.dev/epoch": "99"}}}'
     namespace("patch", "service", "pong-head", "--type=merge", "-p", patch)
     running.until(

@@ -3,7 +3,6 @@
 An operator of its own, beside the cluster, looks after the test's namespace.
 """
 
-import json
 import pickle
 import subprocess
 import sys
@@ -75,13 +74,6 @@ def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
             made.good("submit", str(made.make()), "--code", code, "--wait", "--timeout", str(START_S))
             yield made
             made.delete()
-
-
-def test_doctor_finds_nothing_wrong(job: Job) -> None:
-    job.namespace.until(
-        lambda: int(json.loads(job.good("status", "cart", "--json"))["frames"]["collected"]), what="frames"
-    )
-    job.good("doctor", "cart")
 
 
 def test_weights_go_out_and_come_back(job: Job) -> None:

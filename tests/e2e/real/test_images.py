@@ -30,10 +30,7 @@ def make():
 
 def mounts_images(installed: Installation) -> bool:
     """Whether the API server keeps a pod's image volume (feature gate ImageVolume)."""
-    spec = {
-        "containers": [{"name": "c", "image": "a"}],
-        "volumes": [{"name": "code", "image": {"reference": "b"}}],
-    }
+    spec = {"containers": [{"name": "c", "image": "a"}], "volumes": [{"name": "code", "image": {"reference": "b"}}]}
     pods = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "asks"}, "template": {"spec": spec}}
     shown = installed.jobs("create", "--dry-run=server", "-o", "json", "-f", "-", document=pods, check=False)
     return '"reference": "b"' in shown

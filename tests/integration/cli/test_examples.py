@@ -68,15 +68,6 @@ def test_initial_weights_are_those_of_the_workers(tmp_path: Path, capsys: pytest
     assert "has no weights: it is random or not a torch module" in capsys.readouterr().err
 
 
-def test_recurrent_example_hands_its_state_on() -> None:
-    with make_collector(EXAMPLES / "recurrent.yaml") as collector:
-        batch = collector.collect(num_steps=64)
-    extra = set(batch.keys()) - {"observation", "action", "next", "collector"}
-    assert batch.shape == (16, 4)
-    assert {"is_init", "action_log_prob"} < extra  # and the states
-    assert batch["is_init"][:, 0].all()
-
-
 def test_torch_cartpole_collects() -> None:
     script = [sys.executable, EXAMPLES / "torch_cartpole.py", "--num-envs", "64", "--batches", "2"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=START_S)

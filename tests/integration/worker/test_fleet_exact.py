@@ -129,10 +129,7 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
 @on_all_placements_slowly
 @pytest.mark.parametrize(
     ("bound", "mode", "weights"),
-    [
-        (0, "sync", {}),
-        pytest.param(1, "async", {"maxStaleness": 1}, marks=pytest.mark.slow),
-    ],
+    [(0, "sync", {}), pytest.param(1, "async", {"maxStaleness": 1}, marks=pytest.mark.slow)],
 )
 def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str, weights: dict[str, int]) -> None:
     collection = {"mode": mode, "totalFrames": 600, "weights": weights}
