@@ -130,6 +130,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet() -> None:
     with reading(job, workers=1) as (fleet, reader):
         found: list[TensorDict] = [reader.next_batch(copy=True) for _ in range(3)]
         fleet.publish({"weight": torch.ones(1)}, version=4)
+        fleet.publish({"weight": torch.zeros(1)}, workers=["cpu-0"])  # not part of the state
         fleet.pause()
         saved = fleet.state()
         assert fleet.stats().paused

@@ -110,7 +110,7 @@ class Quiesce:
             epoch=core.lineage.epoch,
             dataset=core.dataset_uri,
             written={slot.name: slot.written for slot in states},
-            version=core.offers.version,
+            version=core.offers.common_version,
             weights=b"",
             seed=self._life.seed,
             statistics={}
