@@ -8,10 +8,11 @@ from dataclasses import replace
 import structlog
 import torch
 
-from cormorant_contract.collection import Collection, Normalize
+from cormorant_contract.collection import Normalize
 from cormorant_contract.env import Recycle
 from cormorant_contract.errors import did_you_mean
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.spec import CollectorJobSpec
 from cormorant_worker.collect.agents_actor import AgentsActor
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
@@ -102,7 +103,7 @@ def build_collector(
         if isinstance(actor, AgentsActor):
             actor.playing = lambda: [versions for group in collector.env_groups for versions in group.hidden]
         if collector.layout(1).hides_reward:
-            _refuse_reward(spec.collection)
+            _refuse_reward(spec)
         if normalizer is not None:
             collector.moments = BatchMoments(normalizer, collector.num_envs)
         if _fits_one_cpu(place, overrides):  # asked again: the policy may have given torch more threads
@@ -134,12 +135,14 @@ def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
             )
 
 
-def _refuse_reward(collection: Collection) -> None:
-    normalizes = collection.normalize is not None and collection.normalize.reward is not None
-    if collection.multi_step is not None or normalizes:
+def _refuse_reward(spec: CollectorJobSpec) -> None:
+    normalize = spec.collection.normalize
+    normalizes = normalize is not None and normalize.reward is not None
+    if spec.collection.multi_step is not None or normalizes:
+        remedy = "set env.pettingzoo.teamReward, or remove it" if spec.env.envpool is None else "remove it"
         raise ManifestError(
             f"spec.collection.{'normalize.reward' if normalizes else 'multiStep'} is about one reward, and every agent "
-            "has its own; set env.pettingzoo.teamReward, or remove it"
+            f"has its own; {remedy}"
         )
 
 
