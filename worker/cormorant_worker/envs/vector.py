@@ -208,7 +208,9 @@ def _resets_some(vector: FlatVector, mode: AutoresetMode) -> bool:
             mask = np.arange(vector.num_envs) == 0
             after = vector.arrays(vector.reset_some(mask)[0])
             does, why = bool(_same_rows(after, kept)[others].all()), "it resets every row"
-        except Exception as error:  # noqa: BLE001 - whatever it raises, it takes no mask
+        except Exception as error:  # whatever it raises, it takes no mask
+            if isinstance(error, EnvCrashed) and isinstance(vector.env, AsyncVectorEnv):
+                raise  # in the step: its processes are gone, and say nothing more of that
             does, why = False, f"{type(error).__name__}: {error}"
         break
     if not does and mode is AutoresetMode.DISABLED:

@@ -267,11 +267,19 @@ class NoMap(EchoEnv):
         raise ValueError("cannot find the map")
 
 
+class NoDoor(EchoEnv):
+    def step(self, action: Any) -> Any:
+        raise ValueError("cannot find the door")
+
+
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+@pytest.mark.parametrize(
+    ("env", "words"), [(NoMap, "a reset: cannot find the map"), (NoDoor, "step 1: cannot find the door")]
+)
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_an_error_of_the_first_reset_is_told(kind: Any) -> None:
-    with pytest.raises(EnvCrashed, match="raised ValueError in a reset: cannot find the map; fix the environment"):
-        make_collector(env=partial(echoes, kind=kind, env=NoMap), num_envs=2)
+def test_the_first_error_is_told(kind: Any, env: Any, words: str) -> None:
+    with pytest.raises(EnvCrashed, match=f"raised ValueError in {words}; fix the environment"):
+        make_collector(env=partial(echoes, kind=kind, env=env), num_envs=2).collect(num_steps=2)
 
 
 class Told(SyncVectorEnv):
