@@ -115,6 +115,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ),
         ("collect/place.py", "seed ^ other", "seed", "test_slots.py"),
         ("inference/server.py", "weights.version < needed and not", "False and not", "test_inference_server.py"),
+        ("fleet/hang_detector.py", ", _LONGEST_TURN_S)", ", 1e9)", "test_slots.py"),
         (
             "fleet/hang_detector.py",
             "_TIMES_LONGER * handle.longest_silence_s",

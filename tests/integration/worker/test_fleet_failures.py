@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -73,23 +72,12 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with make_fleet(job, workers=1, hang_timeout_s=1.0) as fleet:
         fleet.pause()
-        (paused,) = collecting(fleet)  # not the first one, if a busy machine gave that no processor for a second
-        time.sleep(1.5)
-        assert collecting(fleet)[0].pid == paused.pid, "it was told to pause"
+        # Not the first one, if a busy machine gave that no processor for a second.
+        until(lambda: [worker.phase for worker in collecting(fleet)] == ["paused"])
+        (paused,) = collecting(fleet)
         stop(fleet)
         fleet.publish(numbered(1))
         until(lambda: [worker.attempt for worker in collecting(fleet)] == [paused.attempt + 1])
-
-
-def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
-    job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with make_fleet(job, workers=1, hang_timeout_s=2.0) as fleet:
-        with fleet._changed:
-            time.sleep(3.0)  # as if this process had been stopped
-            fleet._core.slots["cpu", 0].worker.last_progress -= 0.5
-            assert fleet.silent_s > 2.0
-        time.sleep(0.3)
-        assert not is_replaced(fleet)
 
 
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
