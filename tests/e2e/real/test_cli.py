@@ -94,8 +94,7 @@ def test_weights_go_out_and_come_back(job: Job) -> None:
 def test_a_script_reads_and_trains_the_job_by_its_name(job: Job) -> None:
     """`cormorant.connect("cart")`: what two processes read, and weights, go through the API server."""
     with cormorant.connect("cart", namespace=job.namespace.name) as fleet:
-        policy = mlp(*fleet.spaces, hidden=HIDDEN)
-        receipt = fleet.publish(policy, wait=60)
+        receipt = fleet.publish(mlp(*fleet.spaces, hidden=HIDDEN), wait=60)
         assert receipt.applied == ("cpu-0",)
         assert fleet.version == receipt.version == fleet.stats().version
         with fleet.batches(frames=192) as batches:

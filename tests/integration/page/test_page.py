@@ -254,8 +254,7 @@ def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) 
             assert watched.text("#queue") == "2 of 2"
             assert watched.text("#no-learners") == "No learner has asked for batches yet."
             api = Api(int(urlsplit(address).port or 0), fragment.removeprefix("token="))
-            taken = api.take(consumer="ppo")
-            assert taken.status == 200
+            assert api.take(consumer="ppo").status == 200
             watched.wait_for_text("#learners", "ppo")
             watched.wait_for_text("#waiting", "the last one asked for batches")
             assert api.get("/v1/batches/next?wait=30&consumer=slow").status == 200

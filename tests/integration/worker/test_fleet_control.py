@@ -110,8 +110,7 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         fleet.resume()
 
         # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
-        victim = collecting(fleet)[0]
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(collecting(fleet)[0].pid, signal.SIGKILL)
         fleet.pause()
         until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.slots.is_complete)
         assert steady(fleet)

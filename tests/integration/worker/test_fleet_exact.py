@@ -264,8 +264,7 @@ def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
         kept = [loan.tensordict(copy=True) for loan in loans]
         with pytest.raises(ControlTimeout, match=r"no batch came within 0\.5 s"):
             fleet.borrow(timeout_s=0.5)  # 3 out: nothing more is accepted
-        stepped = fleet.stats().stepped_frames
-        assert stepped == 5 * 20  # and 2 with the worker
+        assert fleet.stats().stepped_frames == 5 * 20  # and 2 with the worker
         assert [loan.parts[0].worker for loan in loans] == ["cpu-0"] * 3
         for loan, before in zip(loans, kept, strict=True):
             assert (loan.tensordict() == before).all()

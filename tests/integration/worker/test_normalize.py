@@ -123,8 +123,7 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
     plain["spec"]["policy"]["initialWeights"] = path.as_uri()
     with reading(load_job(plain), workers=1) as (fleet, reader):
         assert fleet.statistics[0] == fleet.statistics.current.document() == document
-        batch = reader.next_batch(copy=True)
-        seen_of(batch, fleet.statistics)
+        seen_of(reader.next_batch(copy=True), fleet.statistics)
         assert fleet.statistics.current.count == 50
         reader.next_batch()
         assert fleet.statistics.current.count == 70

@@ -272,8 +272,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
             counts.seed, counts.episode = seed, -1
         counts.episode += 1
         counts.step, counts.echoed = 0, 0.0
-        hurt = self._fail("reset")
-        return self._observe(hurt), {}
+        return self._observe(self._fail("reset")), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         if not self.action_space.contains(action):

@@ -190,8 +190,7 @@ class World:
 
     def edit(self, **spec: Any) -> None:
         self.spec = {**self.spec, **spec}
-        generation = self.job.generation + 1
-        job = make_job(generation=generation, queue=self.queue, **self.spec)
+        job = make_job(generation=self.job.generation + 1, queue=self.queue, **self.spec)
         self.job = replace(job, status=self.job.status)
 
     def enqueue(self, queue: str) -> None:

@@ -25,7 +25,7 @@ from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.fleet.slot import WorkerStats
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogTail
-from cormorant_worker.spaces import Array, Leaf
+from cormorant_worker.spaces import Leaf
 
 
 def test_means_of_many_variants_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,10 +156,6 @@ def leaf(*shape: int, dtype: type = np.uint8) -> Leaf:
     return Leaf(key=("observation",), shape=shape, dtype=np.dtype(dtype))
 
 
-def numbered(*shape: int) -> Array:
-    return (np.arange(int(np.prod(shape))) % 251).astype(np.uint8).reshape(shape)
-
-
 @pytest.mark.parametrize(
     ("shape", "newest"),
     [
@@ -176,7 +172,7 @@ def numbered(*shape: int) -> Array:
     ],
 )
 def test_the_newest_frame_comes_out_as_it_is(shape: tuple[int, ...], newest: object) -> None:
-    pixels = numbered(*shape)
+    pixels = (np.arange(np.prod(shape)) % 251).astype(np.uint8).reshape(shape)
     expected = newest(pixels)  # type: ignore[operator]  # a function of the table
     frame = newest_frame(pixels)
     assert np.array_equal(frame, expected)

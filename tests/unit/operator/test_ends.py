@@ -186,8 +186,7 @@ def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
     for _ in range(3):
         world.then.reject(world.live()[0].name)
         assert len(world.live()) == 1
-        due = world.plan().due
-        world.wait((due - world.now).total_seconds())
+        world.wait((world.plan().due - world.now).total_seconds())
     assert (world.slots(), world.live()[0].failures) == (["cpu-0", "cpu-1"], 0)
     assert (world.condition("Failed"), world.job.status.groups[0].restarts) == ("", 0)
     assert world.job.status.recent_failures[-1].reason == "UnexpectedAdmissionError"

@@ -185,8 +185,7 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not(code: int, conditio
     world.step()
     world.step()
     assert [world.pods[pod.name].is_terminating for pod in (first, second)] == [False, True]
-    plan = world.step()
-    assert of_kind(plan.actions, orders.DeletePod) == []
+    assert of_kind(world.step().actions, orders.DeletePod) == []
     assert world.condition(condition) == f"False/{reason}"
     assert world.message(condition) == f"cannot delete pod {first.name}: {first.name} is not to be touched"
     over = refused_at + timedelta(seconds=30)

@@ -139,8 +139,7 @@ def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     assert (world.job.status.frames.collected, world.job.status.frames.settled) == (5000, 3000)
     # Learners acknowledged more after the operator had asked last; 4000 is in what the kubelet read.
     world.finish("pong-head-1", exit_code=137, reason="OOMKilled", message='{"frames": 4000}')
-    plan = world.step()
-    (created,) = of_kind(plan.actions, CreatePod)
+    (created,) = of_kind(world.step().actions, CreatePod)
     command = created.manifest["spec"]["containers"][0]["command"]
     assert command[command.index("--floor-frames") + 1] == "4000"
     world.settle()
@@ -308,8 +307,7 @@ def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:
     (accepted,) = status.conditions
     assert (accepted.status, accepted.reason, accepted.observed_generation) == ("False", "InvalidSpec", 3)
     assert "framesPerBatch 63 is not a multiple of numEnvs 8" in accepted.message
-    again = replace(job, status=status)
-    assert refused_status(again, running().now) is None
+    assert refused_status(replace(job, status=status), running().now) is None
 
 
 def test_template_of_a_group_rolls_one_worker_at_a_time() -> None:

@@ -153,8 +153,7 @@ def test_job_that_begins_suspended_has_no_pods() -> None:
 def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
     world = running(runPolicy={"ttlSecondsAfterFinished": 86_400})
     world.finish("pong-head-1", exit_code=0)
-    plan = world.step()
-    assert plan.actions == (), "the end is written before anything is cleaned up"
+    assert world.step().actions == (), "the end is written before anything is cleaned up"
     assert world.condition("Completed") == "True/AllFramesDelivered"
     world.settle()
     world.tick(60)

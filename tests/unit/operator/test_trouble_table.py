@@ -20,8 +20,7 @@ def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
     assert world.condition("Ready") == "True/EnoughWorkers"
     waits = []
     for _ in range(7):
-        due = world.plan().due
-        waits.append((due - world.now).total_seconds())
+        waits.append((world.plan().due - world.now).total_seconds())
         world.tick(waits[-1])
         world.then.collect(world.job.status.frames.collected)
     assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
@@ -40,8 +39,7 @@ def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     assert world.condition("Scheduled") == "False/ApiServerError"
     assert world.message("Scheduled") == "failed calling webhook"
     assert {pod.uid for pod in world.live()} == before
-    due = world.plan().due
-    assert (due - world.now).total_seconds() == 5
+    assert (world.plan().due - world.now).total_seconds() == 5
     assert world.told.count("ApiServerError") == 1
     world.tick(5)
     world.api.refused.clear()

@@ -77,8 +77,7 @@ def expected(block: Block) -> dict[str, np.ndarray]:
 
 
 def joined(loan: Loan) -> tuple[bytes, dict[str, np.ndarray]]:
-    wire = encode(loan, batch_id="7-3", delivery=2)
-    data = b"".join(wire)
+    data = b"".join(encode(loan, batch_id="7-3", delivery=2))
     return data, safetensors.numpy.load(data)
 
 

@@ -233,8 +233,7 @@ def test_statistics_that_are_not_there_are_named() -> None:
 
 def test_a_book_keeps_what_each_version_was_published_with() -> None:
     book = StatisticsBook()
-    empty = one(np.ones((0, 1)))
-    book.begin(empty)
+    book.begin(one(np.ones((0, 1))))
     book.merge(one(np.array([[1.0], [3.0]])))
     book.stamp(1)
     book.merge(one(np.array([[5.0]])))

@@ -8,12 +8,10 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tensordict import TensorDict
 from torch.utils.data import DataLoader
 
 import cormorant
@@ -141,11 +139,6 @@ def uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-def frames_of(batches: Iterable[TensorDict]) -> list[tuple[float, ...]]:
-    """What tells frames apart: an observation has the environment's seed, its episode and its step."""
-    return [tuple(row) for batch in batches for row in batch["observation"].tolist()]
-
-
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_workers_of_a_data_loader_share_every_frame(uri: str, start: str, shuffle: bool) -> None:
@@ -161,7 +154,8 @@ def test_workers_of_a_data_loader_share_every_frame(uri: str, start: str, shuffl
     epochs = []
     for epoch in range(2):
         stream.set_epoch(epoch)
-        epochs.append(frames_of(loader))
+        # The environment's seed, its episode and its step tell frames apart.
+        epochs.append([tuple(row) for batch in loader for row in batch["observation"].tolist()])
     assert len(set(epochs[0])) == FRAMES
     assert sorted(epochs[0]) == sorted(epochs[1])
     assert (epochs[0] != epochs[1]) == shuffle

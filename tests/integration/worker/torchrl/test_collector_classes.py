@@ -292,8 +292,7 @@ def test_a_started_collector_fills_its_buffer() -> None:
     with collector.pause():
         before = buffer.frames
         assert buffer.frames == before
-    running = collector._running
-    running._thread.join(30)
+    collector._running._thread.join(30)
     collector.async_shutdown()
     assert buffer.frames == 100
 

@@ -79,8 +79,7 @@ def test_starts_ask_an_object_store_for_manifests_alone(make_dice, stored, memor
     for is_first in (True, False):
         asked.clear()
         listed.clear()
-        root = DatasetRoot(memory_uri, job="ours")
-        assert root.frames == dice.frames
+        assert DatasetRoot(memory_uri, job="ours").frames == dice.frames
         assert asked["cat_file"] == 1 + 1 + 2 * (1 + 3 + is_first)
         assert (asked["find"], asked["pipe_file"]) == (2, 2 * is_first)
         assert len(listed) == 2 * (130 + 1), "no shard is listed"
@@ -174,8 +173,7 @@ def test_each_run_has_an_epoch_of_its_own(make_dice, memory_uri, tmp_path):
 
 
 def test_the_description_is_kept(make_dice, tmp_path):
-    dice = make_dice(recurrent=True)
-    made = dice.description(seed=7, job="pong", manifest_sha256="ab")
+    made = make_dice(recurrent=True).description(seed=7, job="pong", manifest_sha256="ab")
     assert open_dataset(str(tmp_path), made).description == made
     assert find_dataset(str(tmp_path / "nowhere")) is None
 

@@ -45,8 +45,7 @@ def test_a_shard_is_sealed_when_it_is_big_or_old_enough(make_dice, tmp_path, lim
 
 
 def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
-    dice = make_dice(end_odds=1.0)
-    records = stored(dice, parts=("cpu-0-0",)).parts()[0].records
+    records = stored(make_dice(end_odds=1.0), parts=("cpu-0-0",)).parts()[0].records
     assert [(r.first_frame, r.last_frame, r.frames, r.ends) for r in records] == [
         (0, 11, 12, 12),
         (12, 23, 12, 12),
@@ -135,16 +134,14 @@ def test_images_are_compressed_and_numbers_are_not(make_dice, stored, tmp_path):
     still = gymnasium.spaces.Box(0, 255, (4, 32, 32), np.uint8)
     dice = make_dice(still, num_rows=20)
     dice._observe = lambda: (np.zeros((4, 32, 32), np.uint8),)
-    dataset = stored(dice, parts=("cpu-0-0",), shards=1)
-    record = dataset.parts()[0].records[0]
+    record = stored(dice, parts=("cpu-0-0",), shards=1).parts()[0].records[0]
     assert record.size_bytes < record.frames * 4 * 32 * 32 / 10
 
 
 def test_plain_arrow_reads_a_shard(make_dice, stored, tmp_path):
     import pyarrow as pa
 
-    dice = make_dice("nested")
-    dataset = stored(dice, parts=("cpu-0-0",), shards=1)
+    dataset = stored(make_dice("nested"), parts=("cpu-0-0",), shards=1)
     table = pa.ipc.open_file(tmp_path / "dataset" / "cpu-0-0" / "frames-000000.arrow").read_all()
     assert table.num_rows == dataset.frames
     assert table["observation.cam.0"].combine_chunks().to_numpy_ndarray().shape == (12, 2, 4, 5)
@@ -211,8 +208,7 @@ def test_a_manifest_that_lies_is_found(make_dice, stored, tmp_path, change, word
 
 
 def test_a_trajectory_that_does_not_go_on_is_found(make_dice, stored, tmp_path):
-    dice = make_dice(end_odds=0.0)
-    dataset = stored(dice, parts=("cpu-0-0",))
+    dataset = stored(make_dice(end_odds=0.0), parts=("cpu-0-0",))
     part = tmp_path / "dataset" / "cpu-0-0"
     first, _, last = (part / "manifest.jsonl").read_text().splitlines()
     (part / "frames-000001.arrow").unlink()

@@ -255,8 +255,7 @@ def test_reset_empties_and_forgets_what_it_is_told_to() -> None:
     collector.reset(reset_buffer=False)
     assert len(collector.buffer) == 6
     assert (collector.collect_step, collector.collect_episode, collector.collect_time) == (0, 0, 0.0)
-    stats = collector.collect(n_step=8)
-    assert stats.lens.tolist() == [4, 4]  # what was open before the reset counts for nothing
+    assert collector.collect(n_step=8).lens.tolist() == [4, 4]  # what was open before the reset counts for nothing
     collector.reset(reset_stats=False)
     assert collector.collect_step == 8
     assert len(collector.buffer) == 0
@@ -372,8 +371,7 @@ def test_episode_hooks_see_episodes_that_began_in_earlier_calls() -> None:
 def test_transforms_run_before_storing() -> None:
     transforms = [RewardClip(0, 1), FrameStack(2), MultiStep(1.0, 2)]
     collector = make(2, env={"lengths": (4,)}, transforms=transforms)
-    stats = collector.collect(n_step=8)
-    assert stats.returns.tolist() == [10.0, 10.0]
+    assert collector.collect(n_step=8).returns.tolist() == [10.0, 10.0]
     batch = latest(collector)
     assert batch["next", "reward"][0].flatten().tolist() == [2.0, 2.0, 2.0, 1.0]
     assert batch["observation"][0, :, :, 2].tolist() == [[0, 0], [0, 1], [1, 2], [2, 3]]
