@@ -34,7 +34,8 @@ class WorkerOverrides:
     device: str = ""
     """Torch device of this worker's policy; empty: as the fleet's options say."""
     raises: bool = False
-    """Exceptions of an environment end the fleet; otherwise the environment is restarted."""
+    """Exceptions of an environment, and actions outside its space, end the fleet; otherwise the environment or the
+    worker is restarted."""
     shares_policy: bool = False
     """The policy is the learner's own, in the learner's process: it is called as it is, not compiled."""
 

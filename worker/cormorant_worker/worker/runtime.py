@@ -138,6 +138,12 @@ class WorkerRuntime(Runtime):
         self._ticket = 0
         self._sealed_through = 0
 
+    @property
+    def acts_as_published(self) -> bool:
+        # Where a script hears of errors, an action that must not be sent ends the fleet: workers that are replaced get
+        # the same weights, and fail in the same way.
+        return super().acts_as_published and not self._overrides.raises
+
     # -- the stepping thread -----------------------------------------------------------------------------------
 
     def run(self, start: messages.Start) -> None:

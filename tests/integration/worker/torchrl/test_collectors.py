@@ -276,3 +276,21 @@ def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> Non
         notes = getattr(raised.value, "__notes__", [])  # Python prints them with an error that nobody catches
         assert "Traceback (most recent call last)" in "\n".join([str(raised.value), *notes])
         assert collector.stats()["restarts"] == 0
+
+
+class Fixed(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("number", torch.zeros(()))
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.number.expand(len(observation)).long()
+
+
+def test_a_published_action_outside_the_space_ends_the_collecting_at_once() -> None:
+    with sync_sync_collector(make, policy=Fixed(), frames_per_batch=20) as collector:
+        collector.next()
+        collector.update_policy_weights_({"number": torch.tensor(99.0)})
+        with pytest.raises(WorkerFailed, match=r"action for environment 0 is 99 .* outside Discrete"):
+            collector.next()
+        assert collector.stats()["restarts"] == 0
