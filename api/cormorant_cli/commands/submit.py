@@ -128,6 +128,8 @@ def _submit(cluster: Cluster, document: Raw, files: Files | None, *, is_forced: 
     """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
+    if before is not None and "deletionTimestamp" in before["metadata"]:
+        raise CommandFailed(f"{identity(before)} is being deleted; submit it again once it is gone")
     job, is_created = cluster.apply(document, is_forced=is_forced)
     if files is not None:
         # After the job, its owner: Kubernetes deletes both together, and the ConfigMap of a deleted job of this name is

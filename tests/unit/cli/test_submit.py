@@ -15,7 +15,7 @@ from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, 
 from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE
 from cormorant_manifest.reader import parse_jobs
-from cormorant_testing.scripted_head import Say
+from cormorant_testing.scripted_head import Heard, Say
 from manifest_making import collector_job
 
 MANIFEST = """
@@ -102,6 +102,21 @@ def test_json_of_a_submission_that_waited_is_one_document(
     with api_server(lambda _heard: Say(200, json.dumps(ready).encode())):
         assert run(["submit", str(file), "--wait", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == [ready]
+
+
+def test_job_that_is_being_deleted_is_not_submitted(
+    file: Path, api_server: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leaving = {**JOB, "metadata": {**JOB["metadata"], "deletionTimestamp": "2026-01-01T00:00:00Z"}}
+    methods = list[str]()
+
+    def answer(heard: Heard) -> Say:
+        methods.append(heard.method)
+        return Say(200, json.dumps(leaving).encode())
+
+    with api_server(answer):
+        assert run(["submit", str(file)]) == 1
+    assert (methods, "rl/pong is being deleted; submit it again" in capsys.readouterr().err) == (["GET"], True)
 
 
 @pytest.fixture
