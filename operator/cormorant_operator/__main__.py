@@ -97,7 +97,10 @@ async def _serve(settings: Settings) -> int:
         loop.add_signal_handler(number, stop.set)
     try:
         await probes.setup()
-        await web.TCPSite(probes, port=settings.probe_port).start()
+        try:
+            await web.TCPSite(probes, port=settings.probe_port).start()
+        except (OSError, OverflowError) as error:
+            raise OperatorError(f"cannot listen on --probe-port {settings.probe_port}: {error}") from error
         return await _work(controller, leader, settings, stop)
     finally:
         await probes.cleanup()

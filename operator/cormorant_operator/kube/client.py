@@ -48,12 +48,18 @@ class KubeClient:
     """Client of one API server. Belongs to one event loop."""
 
     def __init__(self, rate_limiter: "RateLimiter") -> None:
-        self._info, self._info_at = find_connection(), 0.0
+        try:
+            self._info, self._info_at = find_connection(), 0.0
+            tls = self._info.as_ssl_context()
+        except errors.SettingsError:
+            raise
+        except Exception as error:  # kopf raises whatever a file makes it raise
+            raise errors.SettingsError(f"cannot use the kubeconfig or the service account: {error!r}") from error
         self._rate_limiter = rate_limiter
         self.requests: Counter[tuple[str, int]] = Counter()
         """Responses by method and status code."""
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=32),
+            connector=aiohttp.TCPConnector(ssl=tls, limit=32),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S),
         )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import BUDGET, BUDGET_PER_JOB_OF_OPERATOR, METRICS
 from cormorant_contract.metrics import operator as declared
-from cormorant_operator.__main__ import _work, configure_logs
+from cormorant_operator.__main__ import _serve, _work, configure_logs
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.metrics import Metrics
 from cormorant_operator.settings import read_settings
+from cormorant_testing.api_proxy import write_kubeconfig
 
 
 @pytest.fixture
@@ -128,3 +130,19 @@ async def test_operator_that_cannot_ask_for_its_lease_does_not_lead() -> None:
     settings: Any = SimpleNamespace(namespaces=(), selector="")
     with pytest.raises(OperatorError, match="found no credentials"):
         await _work(fake, fake, settings, asyncio.Event())
+
+
+@pytest.mark.anyio
+async def test_unusable_kubeconfig_and_busy_port_are_sentences(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text("{")
+    monkeypatch.setenv("KUBECONFIG", str(config))
+    with socket.create_server(("", 0)) as busy:
+        settings = read_settings(["--key-file", key, "--image", "i", "--probe-port", str(busy.getsockname()[1])])
+        with pytest.raises(SettingsError, match="cannot use the kubeconfig or the service account: ParserError"):
+            await _serve(settings)
+        write_kubeconfig(config, "http://127.0.0.1:1")
+        with pytest.raises(OperatorError, match=f"cannot listen on --probe-port {settings.probe_port}: "):
+            await _serve(settings)
