@@ -28,6 +28,8 @@ REQUEST_S = 15.0
 ATTEMPTS = 5
 _MAX_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
+_NO_PATH = "404 page not found"
+"""The API server's answer about a kind that it does not serve, the only one without a kind of its own."""
 PAGE = 100
 """Objects per request of a list: 100 pods are 4 MB of dictionaries."""
 ListedKind = Literal[
@@ -184,13 +186,16 @@ class KubeClient:
                 # A proxy answered instead of the API server.
                 found = {"message": content[:200].decode(errors="replace")}
             document: Manifest = found if isinstance(found, dict) else {}
-            if response.status < 400:
+            code, words = response.status, str(document.get("message", "")).strip()
+            if "kind" not in document and (code < 400 or (code == 404 and words != _NO_PATH)):
+                code = 502  # such a 404 says nothing about a pod or a node
+            if code < 400:
                 return document
             if wait := response.headers.get("Retry-After", ""):
                 document.setdefault("details", {}).setdefault(
                     "retryAfterSeconds", float(wait) if wait.isdecimal() else 0
                 )
-            raise error_of(response.status, document, request=f"{method} {path}")
+            raise error_of(code, document, request=f"{method} {path}")
 
 
 def _path_of(manifest: Mapping[str, Any]) -> str:

@@ -4,19 +4,22 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from copy import deepcopy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cormorant_operator.errors import KubeError, LeaseLost
+from cormorant_operator.errors import KubeError, KubeNotFound, LeaseLost
 from cormorant_operator.kube.client import KubeClient, Purpose, RateLimiter, purpose
 from cormorant_operator.kube.leader import Leader
 from cormorant_operator.kube.watch import KINDS, Watch, run_bounded, settings
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.work_queue import WorkQueue
+from cormorant_testing.api_proxy import write_kubeconfig
 from cormorant_testing.api_server import ApiServer
 from cormorant_testing.clock import Clock
+from cormorant_testing.scripted_head import Say, ScriptedHead
 
 pytestmark = pytest.mark.anyio
 
@@ -127,6 +130,21 @@ async def test_a_list_whose_version_is_gone_is_read_again_at_once() -> None:
     first, gone, whole = client.asked
     assert gone == {**first, "continue": "2"}
     assert whole == {"labelSelector": "a=b"}
+
+
+@pytest.mark.parametrize("said", [Say(200, b"<html>"), Say(404, b"<html>"), Say(200, b"{}"), Say(401)])
+async def test_answer_that_is_not_the_api_servers_is_asked_again(
+    said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [said, Say(200, b'{"kind": "Pod"}'), Say(404, b"404 page not found\n")]
+    with ScriptedHead(lambda _heard: answers.pop(0)) as server:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "config", server.url)))
+        client = KubeClient(RateLimiter(rate=100, burst=100))
+        assert await client.get("Pod", namespace="a", name="b") == {"kind": "Pod"}
+        with pytest.raises(KubeNotFound):
+            await client.get("Pod", namespace="a", name="b")
+        await client.close()
+    assert answers == []
 
 
 class Leases(ApiServer):
