@@ -15,7 +15,8 @@ def leave(code: int) -> NoReturn:
     run.
     """
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the reader went away, or the stream is closed
+        # The reader went away, the stream is closed, or it is None: the process was started without it.
+        with suppress(AttributeError, OSError, ValueError):
             stream.flush()
     atexit._run_exitfuncs()  # Ray's and logging's among them
     os._exit(code)

@@ -3,6 +3,7 @@
 import inspect
 import json
 import signal
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -154,6 +155,12 @@ import cormorant_cli.__main__
 """
     done = run_script(script)
     assert (done.returncode, done.stderr) == ending
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
+def test_command_without_a_stream_ends_as_with_it(closed: str) -> None:
+    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m cormorant_cli version {closed}"], timeout=60)
+    assert done.returncode == 0
 
 
 def test_crd_is_json_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
