@@ -301,34 +301,23 @@ class Collector(Generic[Stats]):
         return _stats_of(ended, steps)
 
     def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
-        is_open = self._is_open.copy()
-        if self._envs.lockstep and is_open.any():
+        if self._is_open.any():
             self._engine.restart()
             self._forget()
-            is_open[:] = False
-        made, steps, num_skipped = [], 0, 0
+        made, steps = [], 0
         chunks: list[tuple[TensorDict, Array]] = []
-        for block in self._engine.play_episodes(n_episode, is_open=is_open, max_frames=max_frames):
-            skipped = _skipped(block, is_open)
-            columns, returns, lengths = self._count(block)
-            # The first end of an open episode is not one of those that were asked for.
-            first = np.append(True, columns[1:] != columns[:-1]) if len(columns) else np.empty(0, np.bool_)
-            counts = ~(first & is_open[columns])
-            ended = np.zeros(self.env_num, dtype=np.bool_)
-            ended[columns] = True
-            made.append((columns[counts], returns[counts], lengths[counts]))
-            steps += int((block.lengths - skipped).sum())
-            num_skipped += int(skipped.sum())
+        for block in self._engine.play_episodes(n_episode, max_frames=max_frames):
+            made.append(self._count(block))
+            steps += int(block.lengths.sum())
             if self._wants_batches:
-                chunks.append((self._batch(block, copy=True), np.stack([skipped, block.lengths])))
+                chunks.append((self._batch(block, copy=True), block.lengths.copy()))
                 if self._is_usual_buffer and not self._transforms and self._hooks.are_none:
                     # Nobody needs whole episodes: what this buffer drops is not kept until the end.
                     self._deliver(*_join(chunks), may_store=False)
                     chunks.clear()
-            is_open &= ~ended
         if chunks:
             self._deliver(*_join(chunks), may_store=True)
-        return _stats_of(made, steps, num_skipped)
+        return _stats_of(made, steps)
 
     def _forget(self) -> None:
         self._tally = EpisodeTally(self.env_num)
@@ -399,47 +388,28 @@ class AsyncCollector(Collector[CollectStats]):
     _takes_stragglers = True
 
 
-def _stats_of(ended: Sequence[tuple[Array, Array, Array]], steps: int, num_skipped: int = 0) -> CollectStats:
+def _stats_of(ended: Sequence[tuple[Array, Array, Array]], steps: int) -> CollectStats:
     columns, returns, lengths = (np.concatenate(same) for same in zip(*ended, strict=True))
     order = np.argsort(columns, kind="stable")
     return CollectStats(
         n_collected_episodes=len(returns),
         n_collected_steps=steps,
-        n_skipped_steps=num_skipped,
         returns=returns[order],
         lens=lengths[order],
     )
 
 
-def _skipped(block: Block, is_open: Array) -> Array:
-    """[B] frames at the beginning of each column that belong to an episode that was under way."""
-    skipped = np.zeros_like(block.lengths)
-    for column in np.flatnonzero(is_open).tolist():
-        ends = block.end_rows[: block.num_ends][block.end_columns[: block.num_ends] == column]
-        skipped[column] = int(ends.min()) + 1 if len(ends) else block.lengths[column]
-    return skipped
-
-
 def _join(chunks: Sequence[tuple["TensorDict", Array]]) -> tuple["TensorDict", Array]:
-    """Chunks `[B, T]` in a row, each column moved up to where it begins: `[B, longest]`, padded and masked."""
-    whole: TensorDict = torch.cat([chunk.exclude(("collector", "mask")) for chunk, _ in chunks], dim=1)
-    keeps, first = [], 0
-    for chunk, (begins, stops) in chunks:
-        step = np.arange(chunk.shape[1])
-        keeps.append((step >= begins[:, None]) & (step < stops[:, None]))
-        first += chunk.shape[1]
-    keep = np.concatenate(keeps, axis=1)
-    lengths = keep.sum(axis=1)
+    """Chunks `[B, T]` in a row: `[B, longest]`, padded and masked. Only a column whose share has ended falls short."""
+    lengths = np.sum([lengths for _, lengths in chunks], axis=0)
     longest = int(lengths.max(initial=0))
-    # Kept frames first, in their order: a stable sort of "is left out".
-    order = np.argsort(~keep, axis=1, kind="stable")[:, :longest]
-    moved: TensorDict = whole[torch.arange(len(order)).unsqueeze(-1), torch.from_numpy(order)]
+    whole: TensorDict = torch.cat([chunk.exclude(("collector", "mask")) for chunk, _ in chunks], dim=1)[:, :longest]
     mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
     if not bool(mask.all()):
-        moved = moved.apply(lambda leaf: leaf.masked_fill_(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0))
-        moved["collector", "mask"] = mask
-    moved.names = [None, "time"]
-    return moved, lengths
+        whole = whole.apply(lambda leaf: leaf.masked_fill_(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0))
+        whole["collector", "mask"] = mask
+    whole.names = [None, "time"]
+    return whole, lengths
 
 
 def _check_request(n_step: int | None, n_episode: int | None, *, render: float | None, is_closed: bool) -> None:

@@ -54,9 +54,6 @@ class CollectStats(_Printed):
     """Episodes that ended; with `n_episode`, exactly that many."""
     n_collected_steps: int = 0
     """Frames that were stored; with `n_step`, exactly that many."""
-    n_skipped_steps: int = 0
-    """Frames of episodes that had already begun when `n_episode` was requested. AsyncCollector plays these episodes to
-    their end and does not store them, because a part of an episode does not count."""
     collect_time: float = 0.0
     """Seconds."""
     collect_speed: float = 0.0

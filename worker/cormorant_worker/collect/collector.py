@@ -335,7 +335,7 @@ class Collector:
             self.statistics.merge(moments)
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
-    def play_episodes(self, num_episodes: int, *, max_frames: int, is_open: Array | None = None) -> Iterator[Block]:
+    def play_episodes(self, num_episodes: int, *, max_frames: int) -> Iterator[Block]:
         """Play exactly `num_episodes` whole episodes, without favoring short ones. All blocks use the same memory.
 
         Stopping as soon as n episodes have ended would favor short ones. Instead every environment has a share (n // B,
@@ -345,7 +345,6 @@ class Collector:
         Args:
             num_episodes: number of episodes over all environments.
             max_frames: most frames that one environment may take for its share.
-            is_open: [B] bool, environments with an open episode, which they finish in addition to their share.
 
         Yields:
             A complete block, valid until the next one.
@@ -357,8 +356,7 @@ class Collector:
         lost.clear()
         share = np.full(self.num_envs, num_episodes // self.num_envs, dtype=np.int64)
         share[: num_episodes % self.num_envs] += 1
-        left = share.copy() if is_open is None else share + is_open
-        missing, before, frames = left.copy(), ids.copy(), np.zeros_like(left)
+        left, missing, before, frames = share.copy(), share.copy(), ids.copy(), np.zeros_like(share)
 
         def stop_ended(env_group: EnvGroup) -> None:
             ended = np.flatnonzero(before != ids)
