@@ -34,7 +34,6 @@ def describe(head: Head, stats: FleetStats) -> Status:
     if counts.stale_frames:
         dropped["stale_for_consumer"] = counts.stale_frames
     queue = head.job.spec.output.queue
-    ready = [group for group in stats.groups.values() if group.ready]
     return Status(
         job=head.job.metadata.name,
         namespace=head.job.metadata.namespace,
@@ -59,7 +58,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         ),
         weights=WeightsReport(
             version=stats.version,
-            min_applied_version=max(0, min((group.min_version for group in ready), default=stats.version)),
+            min_applied_version=max(0, stats.min_version),
             update_id=update_id(stats.version) if update_state else "",
             update_state=update_state or "",
         ),

@@ -62,7 +62,6 @@ class Past:
         if len(stats.recent_returns) >= _FEWEST_FOR_A_BAND:
             deciles = quantiles(stats.recent_returns, n=10, method="inclusive")
             low, high = deciles[0], deciles[-1]
-        oldest = min((group.min_version for group in stats.groups.values()), default=stats.version)
         spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
         before, self._spent = self._spent or spent, spent
         # The seconds of a replaced worker disappear from the sum.
@@ -75,7 +74,7 @@ class Past:
             return_low=low,
             return_high=high,
             mean_length=stats.mean_length,
-            staleness=max(0, stats.version - max(0, oldest)),
+            staleness=max(0, stats.version - max(0, stats.min_version)),
             time_shares={name: round(seconds / total, 4) for name, seconds in grown.items() if seconds},
         )
 

@@ -104,7 +104,11 @@ BATCH = _METRICS.histogram(
 PHASE_SECONDS = _METRICS.counter(
     "phase_seconds_total", "Time of workers by activity; the rates add up to the number of workers.", by.GROUP, by.PHASE
 )
-POLICY_VERSION = _METRICS.gauge("policy_version", "Oldest policy version used by a worker of the group.", by.GROUP)
+POLICY_VERSION = _METRICS.gauge(
+    "policy_version",
+    "Oldest policy version used by a worker of the group; the published one while no worker can collect.",
+    by.GROUP,
+)
 POLICY_VERSION_PUBLISHED = _METRICS.gauge("policy_version_published", "Newest published version.")
 STALENESS = _METRICS.histogram(
     "batch_staleness_versions",

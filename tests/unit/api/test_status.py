@@ -23,7 +23,7 @@ from cormorant_contract.rest.live import Sample
 from cormorant_testing.clock import Clock
 from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.fleet.slot import WorkerStats
-from cormorant_worker.fleet.stats import FleetStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats
 from cormorant_worker.logs import LogTail
 from cormorant_worker.spaces import Leaf
 
@@ -121,7 +121,7 @@ def test_long_past_keeps_the_whole_run_in_few_samples() -> None:
 
 def test_sample_has_band_length_staleness_and_shares() -> None:
     past = Past()
-    groups = {"cpu": group_stats(spent_s={"env": 10.0, "idle": 5.0}, min_version=3)}
+    groups = {"cpu": group_stats(spent_s={"env": 10.0, "idle": 5.0}, min_version=3), "empty": GroupStats()}
     stats = make_stats(recent_returns=tuple(map(float, range(11))), recent_lengths=(2, 4), version=5, groups=groups)
     first = past.sample(stats, at=100.0, per_second=12.34)
     assert (first.mean_return, first.return_low, first.return_high) == (5.0, 1.0, 9.0)

@@ -19,11 +19,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.labels import ACTIVITIES, Metric
+from cormorant_testing.collecting import make_job
+from cormorant_testing.stats import make_stats
 from cormorant_worker import errors
 from cormorant_worker.collect import timing as times
 from cormorant_worker.collect.timing import NUM_TIMING, Timing, spent_ns
+from cormorant_worker.fleet.stats import GroupStats
 from cormorant_worker.logs import FIELDS, LogContext, configure_logs, quiet_by_default
 from cormorant_worker.metrics.exposition import Exposition, observe_all
+from cormorant_worker.metrics.fleet import FleetMetrics
 
 VALUES = st.lists(st.floats(-2000, 20000) | st.sampled_from(declared.EPISODE_RETURN.buckets), max_size=40)
 
@@ -45,6 +49,12 @@ def test_a_counter_follows_a_number_and_never_goes_back() -> None:
         exposition.show(declared.FRAMES, number, env="Pong-v5")
         found.append(samples(exposition)["cormorant_frames_total", "pong"])
     assert found == [100, 120, 120, 121]
+
+
+def test_a_group_without_workers_is_not_behind() -> None:
+    exposition = Exposition(declared.HEAD_METRICS, collectorjob="pong")
+    FleetMetrics(make_job(), exposition).sample(make_stats(version=7, groups={"cpu": GroupStats()}))
+    assert samples(exposition)["cormorant_policy_version", "pong"] == 7
 
 
 @given(batches=st.lists(VALUES, max_size=3), metric=st.sampled_from([declared.EPISODE_RETURN, declared.EPISODE_LENGTH]))

@@ -68,11 +68,6 @@ class GroupStats:
     def starting(self) -> int:
         return self.alive - self.ready
 
-    @property
-    def min_version(self) -> PolicyVersion:
-        """The oldest that acts in it."""
-        return min(self.versions, default=INITIAL_VERSION)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStats:
@@ -138,6 +133,11 @@ class FleetStats:
             queued_batches=self.queued_batches,
             is_paused=self.paused,
         )
+
+    @property
+    def min_version(self) -> PolicyVersion:
+        """The oldest that acts in a worker; the published one while no worker may collect."""
+        return min((version for group in self.groups.values() for version in group.versions), default=self.version)
 
     @property
     def mean_return(self) -> float | None:

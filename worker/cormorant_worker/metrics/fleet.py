@@ -93,7 +93,7 @@ class FleetMetrics:
             for reason, frames in stats.dropped.items():
                 show(declared.FRAMES_DROPPED, frames, reason=reason)
             for name, group in stats.groups.items():
-                self._groups[name].sample(group, is_paused=stats.paused)
+                self._groups[name].sample(group, is_paused=stats.paused, published=stats.version)
             if stats.mean_return is not None and stats.mean_length is not None:
                 show(declared.RECENT_RETURN, stats.mean_return, env=self._env)
                 show(declared.RECENT_LENGTH, stats.mean_length, env=self._env)
@@ -130,7 +130,7 @@ class _GroupMetrics:
             self._env_step.observe(timing.env_step_s)
             self._inference.observe(timing.inference_s)
 
-    def sample(self, stats: GroupStats, *, is_paused: bool) -> None:
+    def sample(self, stats: GroupStats, *, is_paused: bool, published: int) -> None:
         show, name = self._exposition.show, self._name
         show(declared.STEPPED_FRAMES, stats.stepped_frames, group=name, env=self._env)
         # A worker between two batches does not know that it would not get another one: the fleet does.
@@ -143,7 +143,7 @@ class _GroupMetrics:
         spent = {**stats.spent_s, "idle": self._idle_s, "paused": stats.spent_s["paused"] + self._held_s}
         for activity, seconds in spent.items():
             show(declared.PHASE_SECONDS, seconds, group=name, phase=activity)
-        show(declared.POLICY_VERSION, stats.min_version, group=name)
+        show(declared.POLICY_VERSION, min(stats.versions, default=published), group=name)
         workers = {"desired": stats.desired, "ready": stats.ready, "starting": stats.starting}
         for state, number in workers.items():
             show(declared.WORKERS, number, group=name, state=state)
