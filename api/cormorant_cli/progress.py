@@ -238,8 +238,10 @@ class LiveDisplay(PlainDisplay):
 
     def progress(self, snapshot: Snapshot) -> None:
         stats, left = snapshot.fleet.summary(), ""
-        if stats.total_frames is not None and snapshot.fps > 0:
-            seconds = max(0, stats.total_frames - stats.frames) / snapshot.fps
+        # The rate is one of frames, also where episodes are counted.
+        length = stats.mean_length if self._counts == "episodes" else 1
+        if stats.total_frames is not None and snapshot.fps > 0 and length is not None:
+            seconds = length * max(0, stats.total_frames - stats.frames) / snapshot.fps
             hours, rest = divmod(int(seconds), _HOUR_S)
             minutes, rest = divmod(rest, _MINUTE_S)
             left = f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"

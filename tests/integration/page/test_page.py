@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -160,6 +161,14 @@ def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None
         with watching(browser, api.port, api.token) as watched:
             watched.wait_for_text("#frames-title", "Episodes played")
             watched.wait_for_text("#target", "of 4,000")
+            watched.wait_for_text("#target", " left")
+            status = api.get("/v1/status").json
+            frames, length = status["frames"], status["episodes"]["mean_length"]
+            assert length > 5, "episodes left are not frames left"
+            left = re.search(r"about (\d+) (s|min) left", watched.text("#target"))
+            assert left
+            seconds = (frames["target"] - frames["collected"]) * length / frames["per_second"]
+            assert int(left[1]) * {"s": 1, "min": 60}[left[2]] > seconds / 3
             assert watched.evaluate("document.getElementById('statistics-tile').hidden") is True
 
 
@@ -495,8 +504,12 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                 watched.page.wait_for_function(
                     "old => document.querySelector('#frames').textContent !== old", arg=moments
                 )
+                status = second.api().get("/v1/status").json
+                seconds = time.time() - datetime.fromisoformat(status["started_at"]).timestamp()
                 second.end()
                 watched.wait_for_text("#phase", "Stopped")
+                mean = float(watched.text("#fps").replace(",", ""))
+                assert mean > 0.7 * status["frames"]["stepped"] / seconds, "of this head alone"
                 watched.wait_for_text("#link-text", "The head stopped, and another one may continue the job. Retrying")
                 assert watched.page.title().endswith(": Stopped")
             assert watched.page.locator("#sign-in").is_hidden()

@@ -167,21 +167,22 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
 
 
-def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("counts", "left"), [("frames", "0:18"), ("episodes", "6:09")])
+def test_live_bar_keeps_the_log_above_it(counts: Any, left: str, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
-    display.begin(PLAN)
+    display.begin(replace(PLAN, counts=counts))
     display.progress(snapshot(**PLAYED))
     display.log({"event": "worker_lost", "level": "warning", "reason": "[red]killed[/red]"})
     display.end(SUMMARY)
     display.close()
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
-    assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
+    assert f"50,000 of 200,000 {counts} (25%)  8,123 frames/s  {left} left" in drawn
     assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
     assert drawn.index("warning: worker lost: [red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
     assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
-    assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
+    assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY, counts)
 
 
 @pytest.mark.parametrize(

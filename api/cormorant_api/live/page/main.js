@@ -56,6 +56,7 @@ const preview = new Preview({
 let role = "read";
 let moment = null;
 let points = []; // samples as the head sends them, oldest first
+let began = 0; // of this head's samples; those of an earlier head may stand before it
 let hasWorked = false; // with the present token
 let isAway = false;
 let byeReason = "";
@@ -82,6 +83,7 @@ const listener = {
     preview.offer(data.picture, data.num_envs);
     const history = samplesOf(data.history);
     const first = history.length ? history[0].at : Infinity;
+    began = history[0]?.at ?? 0;
     // What was seen of an earlier head stays in view.
     points = points.filter(({ at }) => at < first).concat(history);
     if (moment && moment.status.epoch !== data.moment.status.epoch) {
@@ -180,7 +182,7 @@ function showTiles(status) {
     fps: count(endState ? meanOf(status) : isStill(status) ? 0 : frames.per_second),
     "fps-mean": endState ? "on average" : "",
     frames: count(frames.collected),
-    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) || isStale() ? "" : leftOf(frames)}`,
+    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${isStill(status) || isStale() ? "" : leftOf(status)}`,
     dropped: Object.entries(frames.dropped).filter(([, lost]) => lost).map(([why, lost]) => `${count(lost)} dropped (${words(why)})`).join(", "),
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
@@ -235,15 +237,15 @@ function aroundQueue({ waiting, capacity, ready, lent }) {
   return `${behind}${ready ? `${ready} returned, ` : ""}${lent} with learners`;
 }
 
-/** Frames per second since the first worker was ready. */
+/** Frames per second since the first worker of this head was ready. */
 function meanOf(status) {
   const last = points.findLastIndex((p) => Object.keys(p.time_shares).length); // while workers worked; the head may have stayed
   const ended = (last >= 0 && points[last + 1]?.at) || Date.parse(moment.time) / 1000;
-  return status.frames.stepped / Math.max(1, ended - (points[0]?.at ?? 0));
+  return status.frames.stepped / Math.max(1, ended - began);
 }
 
-function leftOf(frames) {
-  const left = frames.target - frames.collected;
+function leftOf({ counts, frames, episodes }) {
+  const left = (frames.target - frames.collected) * (counts === "episodes" ? episodes.mean_length : 1);
   return left > 0 && frames.per_second > 0 ? `, about ${duration(left / frames.per_second)} left` : "";
 }
 
