@@ -260,16 +260,19 @@ def test_a_restored_fleet_has_the_window_and_what_is_pinned(tmp_path: Path) -> N
 
 
 def test_policies_and_random_actions_heed_masks() -> None:
-    legal = {"entrypoint": "cormorant_testing.agents:legal"}
-    players = {"player_0": legal} | {f"player_{number}": {"random": {}} for number in (1, 2, 3)}
+    drawn: Document = {f"player_{number}": {"random": {}} for number in range(4)}
     # It refuses other actions.
-    rounds = {"entrypoint": "cormorant_testing.agents:Rounds", "groups": "perAgent", "numEnvs": 4}
-    with make_collector(
-        manifest(env={"pettingzoo": {**rounds, "numEnvs": 4}}, policy={"agents": players})
-    ) as collector:
+    rounds = {"pettingzoo": {"entrypoint": "cormorant_testing.agents:Rounds", "groups": "perAgent", "numEnvs": 4}}
+    players = drawn | {"player_0": {"entrypoint": "cormorant_testing.agents:legal"}}
+    with make_collector(manifest(env=rounds, policy={"agents": players})) as collector:
         batch = collector.collect(num_steps=400)
     first = batch["player_0"]
     assert torch.equal(first["action"], first["action_mask"].long().argmax(-1))
+    assert not batch["collector", "policy_version"].any()
+    warmed = manifest(env=rounds, policy={"agents": drawn}, collection={"framesPerBatch": 8, "initRandomFrames": 6})
+    with make_collector(warmed) as collector:
+        assert (collector.collect(num_steps=8)["collector", "policy_version"] == -1).all()
+        assert collector.first_frames.left == 0
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,7 @@ class AgentsActor:
         self._groups = {name: self._groups[name] for name in groups}
         self._random_leaves = [i for group in self._groups.values() if group.actor is None for i in group.acts]
         """Leaves of the action of groups whose actions are random."""
+        self._is_random = len(self._random_leaves) == len(acts)
         self.weights = StagedWeights({name: m for models, _ in made.values() for name, m in models.modules.items()})
         self._lay_out()
         self.playing: Callable[[], Sequence[Array]] = list
@@ -215,7 +216,8 @@ class AgentsActor:
             after[group.states] = acted.states
             if group.drawn >= 0:
                 after[group.drawn] = versions
-        return Acted(tuple(actions[i] for i in range(len(actions))), tuple(outputs), tuple(after))
+        own = np.full(rows, RANDOM_VERSION) if self._is_random else None
+        return Acted(tuple(actions[i] for i in range(len(actions))), tuple(outputs), tuple(after), own)
 
     def _choose(self, group: _Group, states: Arrays, rows: int) -> Array:
         """[R] the version that acts in each row."""

@@ -326,7 +326,7 @@ class Collector:
         block.end_agents()
         if left > 0 and all(env.lockstep for env in self._envs):
             # Actions of environments that crashed in their step made no frames.
-            self.first_frames.left = left - int((block.versions == RANDOM_VERSION).sum())
+            self.first_frames.left = max(0, left - int((block.versions == RANDOM_VERSION).sum()))
         num_frames = block.num_frames
         self.frames += num_frames
         episodes = self.trajectories.episodes_of(block)

@@ -439,7 +439,7 @@ class FirstFrames:
             return drawn
         # With all rows: some policies know how many environments there are.
         acted = self._policy.act(obs, states, is_init)
-        versions = np.full(n, self._weights.version)
+        versions = np.full(n, self._weights.version) if acted.versions is None else acted.versions
         versions[:num_drawn] = RANDOM_VERSION
 
         def join(first: Arrays, others: Arrays) -> Arrays:
