@@ -42,24 +42,20 @@ class HeadTokens:
         if path is not None and not path.exists():
             write_tokens(path, {role: secrets.token_urlsafe(32) for role in _ROLES.values()})
             log.info("tokens_made", path=str(path))
+        self._path, self._stamp = path, _stamp(path)
         self.by_role = {} if path is None else read_tokens(path)
-        self._path = path
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
-        """The caller's role; 401 or 403 if it does not suffice. For an unknown token the file is read again first."""
-        try:
-            role = self._role_of(authorization)
-        except ApiError:
-            if self._path is not None:
-                try:
-                    found = read_tokens(self._path)
-                except TokenError as error:
-                    log.warning("tokens_not_read", reason=str(error))
-                else:
-                    if found != self.by_role:
-                        log.info("tokens_read_again", token_file=str(self._path))
-                    self.by_role = found
-            role = self._role_of(authorization)
+        """The caller's role; 401 or 403 if it does not suffice. A changed file is read first."""
+        if self._path is not None and (stamp := _stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self.by_role = read_tokens(self._path)
+            except TokenError as error:  # half of a change: what was read before holds
+                log.warning("tokens_not_read", reason=str(error))
+            else:
+                log.info("tokens_read_again", token_file=str(self._path))
+        role = self._role_of(authorization)
         if role < needed:
             raise ApiError(
                 ProblemType.FORBIDDEN,
@@ -89,6 +85,15 @@ class HeadTokens:
         if not matching:
             raise ApiError(ProblemType.UNAUTHENTICATED, "invalid token for this job")
         return matching[0]
+
+
+def _stamp(path: Path | None) -> tuple[int, ...]:
+    """Changes with the file, its mode included; empty: there is none."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        found = None
+    return () if found is None else (found.st_ino, found.st_ctime_ns, found.st_size)
 
 
 def read_tokens(path: Path) -> dict[Role, str]:
