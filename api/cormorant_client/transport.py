@@ -299,10 +299,11 @@ class Transport:
                 raise
         except ssl.SSLCertVerificationError as error:
             # Do not retry: unlike an absent head, this error does not go away.
-            raise BadAddress(
-                f"the certificate of {address} was rejected: {error.verify_message}; renew it, or pass the CA to "
-                "trust as ca_file (on the command line --ca-file)"
-            ) from error
+            remedy = "renew it, or pass the CA to trust as ca_file (on the command line --ca-file)"
+            if "mismatch" in error.verify_message:
+                remedy = "connect to a name that it has, or pass that name as server_name"
+            why = error.verify_message.rstrip(".")
+            raise BadAddress(f"the certificate of {address} was rejected: {why}; {remedy}") from error
         except OSError as error:
             raise Broken(_reason(error)) from error
         return made

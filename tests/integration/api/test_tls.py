@@ -102,11 +102,18 @@ def test_a_request_over_tls_that_is_closed_never_reads_ciphertext(tmp_path: Path
         done.set()
 
 
-def test_client_refuses_an_expired_certificate_at_once(tmp_path: Path) -> None:
-    cert, key = make_certificate(tmp_path, days=-1)
+@pytest.mark.parametrize(
+    ("days", "host", "sentence"),
+    [
+        (-1, "IP:127.0.0.1", "was rejected: .*expired; renew it"),
+        (2, "DNS:pong-api.rl.svc", "was rejected: .*'127.0.0.1'; connect to a name .* server_name"),
+    ],
+)
+def test_client_refuses_a_bad_certificate_at_once(tmp_path: Path, days: int, host: str, sentence: str) -> None:
+    cert, key = make_certificate(tmp_path, days=days, host=host)
     with (
         answering(cert, key, lambda _: None) as url,
         connect(url, token="x" * 20, ca_file=cert, reconnect_s=600) as client,  # longer than a test may take
-        pytest.raises(BadAddress, match=r"was rejected: .*expired; renew it"),
+        pytest.raises(BadAddress, match=sentence),
     ):
         client.status()
