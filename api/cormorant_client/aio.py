@@ -1,6 +1,7 @@
 """The client for asyncio: the same calls, each in its own thread, so that none blocks the event loop.
 
-Cancelling a call returns at once; its request still completes in the background, and before any later publish.
+Canceling a call returns at once. A request that a thread has begun still completes in the background, and before any
+later publish.
 """
 
 import _thread
@@ -331,7 +332,8 @@ class AsyncBatches(Generic[T]):
         """Acknowledge the last batch unless an error occurred, and close. Releases a batch that was fetched but not
         returned.
         """
-        await self._call(self._end, kind, *rest)
+        # If this await is canceled before a thread is free, the stream still ends.
+        await asyncio.shield(self._call(self._end, kind, *rest))
         if self._asked is not None:
             with suppress(Exception):  # it has ended; nobody awaits it any more
                 await self._asked

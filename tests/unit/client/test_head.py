@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -402,6 +403,16 @@ async def test_a_batch_whose_await_was_cancelled_comes_to_the_next() -> None:
     assert numbers.acked == [], "it was seen only now"
     assert await anext(batches) == 1
     assert numbers.acked == [0]
+
+
+async def test_a_stream_whose_exit_was_cancelled_ends_all_the_same() -> None:
+    numbers, may_start, loop = Numbers(), threading.Event(), asyncio.get_running_loop()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(may_start.wait, 20)
+        batches = AsyncBatches(numbers, partial(loop.run_in_executor, pool))  # type: ignore[arg-type]  # what it calls
+        await cancelled(batches.__aexit__(None))
+        may_start.set()
+    assert len(numbers.acked) == 1
 
 
 @pytest.mark.parametrize("call", ["publish", "restore"])
