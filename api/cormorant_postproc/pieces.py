@@ -122,13 +122,7 @@ def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tens
         source = frames[begins.unsqueeze(-1) + position.minimum((lengths - 1).unsqueeze(-1))]
         rows = torch.unravel_index(source.reshape(-1), shape)
         result = _at(batch, rows, count * longest).reshape(count, longest)
-        padding = ~mask
-
-        def blanked(leaf: Tensor) -> Tensor:
-            where = padding.reshape(*padding.shape, *(1,) * (leaf.ndim - padding.ndim))
-            return signed(leaf).masked_fill_(where, 0).view(leaf.dtype)
-
-        result = result.apply(blanked)
+        result = blanked(result, ~mask)
     result[mask_key] = result[MASK] = mask
     result.names = [None, "time"]
     return result
@@ -137,6 +131,17 @@ def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tens
 def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDict:
     """Frames at these indices: one copy a leaf, whatever its strides."""
     found: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
+    return found
+
+
+def blanked(batch: TensorDictBase, padding: Tensor) -> TensorDict:
+    """A batch `[N, T]` with zeros, written in place, where `padding` is True."""
+
+    def zeroed(leaf: Tensor) -> Tensor:
+        where = padding.reshape(*padding.shape, *(1,) * (leaf.ndim - padding.ndim))
+        return signed(leaf).masked_fill_(where, 0).view(leaf.dtype)
+
+    found: TensorDict = batch.apply(zeroed)
     return found
 
 

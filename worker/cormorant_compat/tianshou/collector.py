@@ -21,6 +21,7 @@ from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, r
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
 from cormorant_compat.tianshou.policies import DECIDED, Noise, batch_class, evaluating, is_tianshou_policy, make_actor
 from cormorant_compat.tianshou.stats import CollectStats, check_stats_class
+from cormorant_postproc.pieces import blanked
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
@@ -406,7 +407,7 @@ def _join(chunks: Sequence[tuple["TensorDict", Array]]) -> tuple["TensorDict", A
     whole: TensorDict = torch.cat([chunk.exclude(("collector", "mask")) for chunk, _ in chunks], dim=1)[:, :longest]
     mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
     if not bool(mask.all()):
-        whole = whole.apply(lambda leaf: leaf.masked_fill_(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0))
+        whole = blanked(whole, ~mask)
         whole["collector", "mask"] = mask
     whole.names = [None, "time"]
     return whole, lengths
