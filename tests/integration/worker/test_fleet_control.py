@@ -23,7 +23,7 @@ from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_s
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import spread
-from cormorant_worker.errors import FleetClosed, FleetError, StateError, WorkerFailed
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
@@ -165,6 +165,10 @@ def test_operations_between_batches_take_turns(monkeypatch: pytest.MonkeyPatch) 
         assert len(set(threads.map(lambda _: fleet.state(), range(8)))) == 1
         assert max(most) == 1, "a count of one restore would meet the environments of another"
         assert fleet.stats().paused
+        monkeypatch.setattr(fleet._core, "options", replace(fleet._core.options, control_timeout_s=0.0))
+        refusal = pytest.raises(ControlTimeout, match="another state, restore, seed or call did not end within")
+        with fleet._changed, fleet._quiesce.between_batches(), refusal:
+            fleet.state()
 
 
 @pytest.mark.slow

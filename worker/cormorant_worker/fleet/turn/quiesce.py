@@ -72,8 +72,9 @@ class Quiesce:
             if core.is_closing:
                 raise FleetClosed("the fleet was closed")
             if not is_still:
+                what = "another state, restore, seed or call" if self._is_taken else "batches under way"
                 raise ControlTimeout(
-                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"
+                    f"{what} did not end within {timeout_s:.0f} s (control_timeout_s); {slots.describe()}"
                 )
             self._is_taken = True
             try:
