@@ -183,6 +183,8 @@ def zoo(**block: Any) -> Document:
         ({"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}}, "has a single player; remove groups"),
         ({"envpool": {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}},
          "TicTacToe-v1 has 2 players and steps in lockstep; set batchSize: 0"),
+        ({**zoo(numEnvs=2), "variants": [{"name": "a"}, {"name": "b", "kwargs": {"is_backward": True}}]},
+         r"variant b\) has green_1, .*; environment 0 \(variant a\) has red_0, .*; make possible_agents agree"),
     ],
 )  # fmt: skip
 def test_what_fits_no_groups_is_refused(env: Document, sentence: str) -> None:

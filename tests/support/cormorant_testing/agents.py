@@ -42,10 +42,10 @@ class Party:
     `crashes`: a step of its life in which every second environment raises.
     """
 
-    possible_agents = AGENTS
     state_space = spaces.Box(0, HIGH, (3,), np.float32)
 
-    def __init__(self, *, absences: str = "deaths", crashes: int = 0) -> None:
+    def __init__(self, *, absences: str = "deaths", crashes: int = 0, is_backward: bool = False) -> None:
+        self.possible_agents = AGENTS[::-1] if is_backward else AGENTS
         self._absences, self._crashes = absences, crashes
         self._life, self._ident, self._episode, self._step = 0, 0, -1, 0
 

@@ -33,6 +33,8 @@ class InfoField:
     """Value for a step that lacks the key; None: NaN for floats, else 0."""
     path: Key = ()
     """Its place below `next`; empty: `("info", key)`."""
+    agents: tuple[str, ...] = ()
+    """Whose values these are, side by side."""
 
     @property
     def is_complete(self) -> bool:

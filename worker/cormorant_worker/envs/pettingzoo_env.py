@@ -14,7 +14,7 @@ distribution needs at least one legal action. An agent that a step does not ment
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -184,7 +184,9 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
         for space in (self.observation_space, self.action_space):
             leaves(space, ())
         self.own_info = tuple(
-            field for name, group in self._groups.items() for field in fields_of_group(name, len(group.keys))
+            replace(field, agents=tuple(self._known[key] for key in group.keys))
+            for name, group in self._groups.items()
+            for field in fields_of_group(name, len(group.keys))
         )
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -195,6 +195,12 @@ class SingleEnvs(VectorEnv, Generic[Running]):
             self._arrays = self._lay_out()
             self.illegal = self._arrays.illegal
         whose, called = f"the environments of {self._factory.name}", self._factory.called
+        ours, own = (list(dict.fromkeys(name for field in of for name in field.agents)) for of in (self._info, info))
+        if own != ours:
+            raise EnvBuildError(
+                f"{whose} differ in their agents or the order of them: {called(row)} has {', '.join(own)}; {called(0)} "
+                f"has {', '.join(ours)}; make possible_agents agree, or set groupMap"
+            )
         check_same(whose, [(called(0), self._words), (called(row), words)])
 
     def _replace(self, rows: Sequence[int]) -> None:
