@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from enum import Enum
 from typing import Any, Literal, get_args
 
-from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, RESTARTS, ROLE
+from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, HEAD, INDEX, RESTARTS, ROLE
 from cormorant_operator import names
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
@@ -246,6 +246,10 @@ _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityErro
 _EXPELLED = "DeletionByTaintManager"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _MAX_MESSAGE, _MAX_DIGITS = 1024, 9
+_NO_COUNT = (
+    "it left no frame count, as every head does; remove command, args and terminationMessagePath of container head "
+    "from head.template"
+)
 
 
 def read_pod(raw: Mapping[str, Any]) -> Pod | None:
@@ -269,6 +273,9 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     if ended:
         # The pod's phase changes only when every container has ended, and a mesh sidecar never ends by itself.
         phase = "Failed" if ended.get("exitCode") else "Succeeded"
+    if role == HEAD and phase == "Succeeded" and frames is None:
+        # Every head leaves a count: another command ran, and its end says nothing about the job.
+        phase, message = "Failed", _NO_COUNT
     containers = (raw.get("spec") or {}).get("containers") or ()
     container: Mapping[str, Any] = next((item for item in containers if item.get("name") == role), {})
     return Pod(

@@ -246,7 +246,8 @@ async def test_undeletable_pods_of_a_finished_job_are_reported_once(scene: Scene
         return [message for message in found if "delete" in message]
 
     scene.api.refused["DELETE"] = 403
-    ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
+    times = {"finishedAt": SINCE, "startedAt": SINCE}
+    ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "message": '{"frames": 0}', **times}}}
     pod = scene.api.keep(scene.api.stored["Pod", "pong-head-1"])
     scene.controller.notice({**pod, "status": {"phase": "Succeeded", "containerStatuses": [ended]}})
     await scene.until(lambda: len(events()) == 2)

@@ -146,6 +146,15 @@ def test_evaluation_that_is_complete_counts_episodes() -> None:
     assert world.message("Completed") == "200 episodes were collected and delivered"
 
 
+def test_head_that_ran_another_command_completes_nothing() -> None:
+    world = running(runPolicy={"maxHeadRestarts": 0, "progressDeadlineSeconds": 0})
+    world.then.collect(1000)
+    world.then.finish("pong-head-1", exit_code=0, message="")
+    assert (world.condition("Completed"), world.job.status.frames.settled) == ("", 1000)
+    assert world.condition("Failed") == "True/HeadRestartsExceeded"
+    assert "pong-head-1 exited with code 0 (Completed): it left no frame count" in world.message("Failed")
+
+
 def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name
