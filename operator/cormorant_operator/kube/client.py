@@ -74,8 +74,12 @@ class KubeClient:
         return await self._ask("GET", api_path(kind, namespace, name))
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Manifest:
-        """Create an object. Raises AlreadyExists if there is one of this name."""
-        query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
+        """Create an object. Raises AlreadyExists if there is one of this name. A dry run refuses unknown fields, which
+        are otherwise dropped.
+        """
+        query = {"fieldManager": names.MANAGER}
+        if is_dry_run:
+            query |= {"dryRun": "All", "fieldValidation": "Strict"}
         path = api_path(manifest["kind"], manifest["metadata"]["namespace"])
         return await self._ask("POST", path, manifest, query=query)
 

@@ -330,8 +330,9 @@ def _pod(
         own = [*tolerations, *placement.tolerations] if isinstance(tolerations, list) else tolerations
         node_selector = _over(spec.get("nodeSelector"), placement.node_selector)
         spec = {**spec, "nodeSelector": node_selector, "tolerations": own}
-    # A user's template cannot override identity, ownership and restartPolicy.
+    # A user's template cannot override identity, ownership and restartPolicy. The dry run names its other fields.
     return {
+        **template,
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {

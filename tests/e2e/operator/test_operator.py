@@ -32,6 +32,15 @@ def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
     assert running.status["phase"] == "Running"
 
 
+def test_unknown_fields_of_a_template_are_named(scene: Scene) -> None:
+    with scene.operator():
+        scene.submit(head={"template": {"nodeSelector": {"a": "b"}, "spec": {"nodeselector": {"a": "b"}}}})
+        scene.until(lambda: scene.condition("Accepted") == "False/InvalidPodTemplate", "the template is refused")
+        assert 'unknown field "spec.nodeselector", unknown field "nodeSelector"' in scene.message("Accepted")
+        scene.submit(head={"template": {"spec": {"nodeSelector": {"a": "b"}}}})
+        scene.until(lambda: scene.condition("Accepted") == "True/Accepted", "the corrected one is accepted")
+
+
 def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.namespace("scale", "cjob/pong", "--replicas=4")
     running.until(lambda: len(running.namespace.names("pods")) == 5, "four workers and a head")

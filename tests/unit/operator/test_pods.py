@@ -378,6 +378,7 @@ def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[st
     "template",
     [
         {"spec": "typo"},
+        {"nodeSelector": {"typo": "no spec around it"}},
         {"metadata": ["typo"]},
         {"metadata": {"annotations": "typo"}},
         {"spec": {"containers": [{"name": {"typo": 1}}]}},
