@@ -109,8 +109,8 @@ class FlatVector:
             raise
         self._nested_actions = unflattener(self.action_space)
         self._random = RandomActor(self.action_space, 0, observation=self.observation_space)
-        self._shown: Arrays = ()
-        """[N, ...] per leaf: what every row acts on next."""
+        self._shown: Sequence[Any] = ()
+        """[N, ...] per leaf: what every row acts on next; tensors where the last step was one of those."""
         self.nan = NanCheck(self.observation_space)
         length = info_mask_length(self.observation_space, self.action_space)
         self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
@@ -119,7 +119,7 @@ class FlatVector:
     def random_actions(self) -> Arrays:
         """[N, ...] per leaf of the action: any that the rows' masks allow now."""
         self._random.illegal = self.illegal
-        return self._random.act(self._shown, (), np.zeros(self.num_envs, np.bool_)).actions
+        return self._random.act(self._on_host(tuple(self._shown)), (), np.zeros(self.num_envs, np.bool_)).actions
 
     def begin(self, seeds: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Stepped:
         """Begin an episode in every row, under its seed where there are some: in the first form that the environment
@@ -192,8 +192,8 @@ class FlatVector:
             raise BadObservation(f"environment {row} returned a NaN reward in step {self.steps}", row=row)
         if not isinstance(info, Mapping):
             raise self._misfit(f"{type(info).__name__} as info; return a dict")
-        self._shown = self.arrays(obs)
-        found = Stepped(self._shown, rewards, *flags, info)
+        self._shown = parts = self.arrays(obs)
+        found = Stepped(parts, rewards, *flags, info)
         self._note_masks(info, EVERY_ROW)
         self._has_ended = bool(len(found.ended))
         return found
@@ -210,6 +210,7 @@ class FlatVector:
             raise self._misfit(f"reward and flags of shapes {[tuple(column.shape) for column in columns]}")
         columns = columns[0], columns[1].bool(), columns[2].bool()
         parts, final, ended = self._tensors(obs), info.get("final_obs"), columns[1] | columns[2]
+        self._shown = parts
         seen = parts
         if final is None:
             if ended.any():

@@ -348,12 +348,12 @@ def test_masks_of_info_forbid_random_actions() -> None:
     assert not goes_on.all()
 
 
-@pytest.mark.parametrize("in_info", [False, True])
-def test_rows_are_tried_and_left_out_within_their_masks(in_info: bool) -> None:
-    with make_collector(
-        env=partial(echoes, env=partial(Masked, in_info=in_info)), num_envs=N, info=["chosen"]
-    ) as collector:
-        for frames in (N + 1, 3 * N):  # every row but the first is stepped once more in the first batch
+@pytest.mark.parametrize(("kind", "in_info"), [(SyncVectorEnv, False), (SyncVectorEnv, True), (TorchEchoes, False)])
+def test_rows_are_tried_and_left_out_within_their_masks(kind: Any, in_info: bool) -> None:
+    make = partial(echoes, kind=kind, env=partial(Masked, in_info=in_info), autoreset_mode="SameStep")
+    policy = None if in_info else lambda seen: seen["action_mask"].argmax(-1) + 10
+    with make_collector(env=make, policy=policy, num_envs=N, info=["chosen"]) as collector:
+        for frames in (N + 1, 3 * N, 1):  # every row but the first is stepped once more in the first batch
             collector.collect(num_steps=frames)
 
 
