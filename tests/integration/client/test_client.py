@@ -5,7 +5,6 @@ import json
 import pickle
 import re
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -172,12 +171,13 @@ def test_a_fleet_is_paused_while_a_state_is_restored_and_stays_so_for_others(cli
 
 
 def test_a_restore_in_vain_leaves_no_pause_and_a_closed_client_no_thread(client: Client, served: Served) -> None:
-    keeper = served.server.head.running.pauses
+    keeper, stands = served.server.head.running.pauses, threading.Event()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keeper, "_pause", lambda: time.sleep(0.2))
+        patch.setattr(keeper, "_pause", stands.wait)
         patch.setattr(Client.pause, "__kwdefaults__", {**(Client.pause.__kwdefaults__ or {}), "wait": 0.05})
         with pytest.raises(ControlTimeout, match=r"still draining after 0\.05 s"):
             client.restore(b"")
+        stands.set()
     assert client.pauses().leases == ()
     with connect(served.server.url, token=served.writer.token) as other:
         held = other.pause(ttl=0.3).__enter__()._thread
