@@ -2,6 +2,7 @@
 
 import argparse
 import ipaddress
+import math
 import os
 import socket
 from collections.abc import Sequence
@@ -98,10 +99,10 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     namespace, _, name = given.lease.partition("/")
     if given.lease and not (namespace and name):
         raise SettingsError(f"--lease {given.lease}: expected NAMESPACE/NAME")
-    if given.poll_s <= 0:
-        raise SettingsError(f"--poll-seconds {given.poll_s}: must be greater than 0")
-    if given.requests_per_s < 1:
-        raise SettingsError(f"--api-qps {given.requests_per_s}: must be at least 1")
+    if not 0 < given.poll_s < math.inf:
+        raise SettingsError(f"--poll-seconds {given.poll_s}: must be a number greater than 0")
+    if not 1 <= given.requests_per_s < math.inf:
+        raise SettingsError(f"--api-qps {given.requests_per_s}: must be a number of at least 1")
     if given.request_burst < 1:
         raise SettingsError(f"--api-burst {given.request_burst}: must be at least 1")
     for cidr in given.open_to_cidrs:

@@ -191,8 +191,8 @@ class KubeClient:
                 found = {"message": content[:200].decode(errors="replace")}
             document: Manifest = found if isinstance(found, dict) else {}
             code, words = response.status, str(document.get("message", "")).strip()
-            if "kind" not in document and (code < 400 or (code == 404 and words != _NO_PATH)):
-                code = 502  # such a 404 says nothing about a pod or a node
+            if "kind" not in document and code < 500 and code not in (401, 429) and words != _NO_PATH:
+                code = 502  # a proxy's 403 or 404 says nothing about a template, a pod or a node
             if code < 400:
                 return document
             if wait := response.headers.get("Retry-After", ""):

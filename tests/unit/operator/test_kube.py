@@ -132,7 +132,9 @@ async def test_a_list_whose_version_is_gone_is_read_again_at_once() -> None:
     assert whole == {"labelSelector": "a=b"}
 
 
-@pytest.mark.parametrize("said", [Say(200, b"<html>"), Say(404, b"<html>"), Say(200, b"{}"), Say(401)])
+@pytest.mark.parametrize(
+    "said", [Say(200, b"<html>"), Say(404, b"<html>"), Say(403, b"<html>"), Say(200, b"{}"), Say(401)]
+)
 async def test_answer_that_is_not_the_api_servers_is_asked_again(
     said: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
