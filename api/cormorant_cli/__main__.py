@@ -9,6 +9,7 @@ handler = signal.getsignal(signal.SIGINT)
 if handler is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
+    import errno
     import os
     import sys
     from collections.abc import Sequence
@@ -52,6 +53,10 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
         # The reader closed the pipe (`cormorant crd | head`): redirect stdout, which Python flushes once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        return say_end("the disk is full; free space, or write the output elsewhere", 1)
     except Exception as error:
         # Usage errors: typer vendors click, so they are recognized by their methods.
         show = getattr(error, "show", None)

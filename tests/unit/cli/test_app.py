@@ -157,10 +157,18 @@ import cormorant_cli.__main__
     assert (done.returncode, done.stderr) == ending
 
 
-@pytest.mark.parametrize("closed", ["1>&-", "2>&-"])
-def test_command_without_a_stream_ends_as_with_it(closed: str) -> None:
-    done = subprocess.run(["sh", "-c", f"exec {sys.executable} -m cormorant_cli version {closed}"], timeout=60)
-    assert done.returncode == 0
+@pytest.mark.parametrize(
+    ("streams", "ending"),
+    [
+        ("1>&-", (0, "")),
+        ("2>&-", (0, "")),
+        ("1>/dev/full", (1, "the disk is full; free space, or write the output elsewhere")),
+    ],
+)
+def test_command_whose_streams_fail_prints_no_traceback(streams: str, ending: tuple[int, str]) -> None:
+    command = ["sh", "-c", f"exec {sys.executable} -m cormorant_cli version {streams}"]
+    done = subprocess.run(command, timeout=60, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr.strip()) == ending
 
 
 def test_crd_is_json_where_asked(capsys: pytest.CaptureFixture[str]) -> None:
