@@ -285,18 +285,6 @@ def test_statistics_are_of_all_or_of_each() -> None:
             collector.stats(workers="some")
 
 
-def test_a_started_collector_fills_its_buffer() -> None:
-    buffer = Buffer()
-    collector = Collector(envs(), frames_per_batch=10, total_frames=100, replay_buffer=buffer)
-    collector.start()
-    with collector.pause():
-        before = buffer.frames
-        assert buffer.frames == before
-    collector._running._thread.join(30)
-    collector.async_shutdown()
-    assert buffer.frames == 100
-
-
 class Waiting(CountingEnv):
     def __init__(self) -> None:
         super().__init__(lengths=100)
@@ -308,6 +296,26 @@ class Waiting(CountingEnv):
         if self.breaks:
             raise ValueError("broken by then")
         return super().step(action)
+
+
+def test_a_started_collector_fills_its_buffer() -> None:
+    env, buffer = Waiting(), Buffer()
+    collector = Collector(env, frames_per_batch=10, total_frames=100, replay_buffer=buffer)
+    collector.start()
+    assert env.is_stepping.wait(30)
+    paused = collector.pause()
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(paused.__enter__)
+        until(lambda: collector._running._holds)
+        env.may_step.set()
+        begun.result(30)
+    env.is_stepping.clear()
+    assert not env.is_stepping.wait(0.1)
+    assert buffer.frames == 10, "the batch under way ended, and none began"
+    paused.__exit__(None, None, None)
+    collector._running._thread.join(30)
+    collector.async_shutdown()
+    assert buffer.frames == 100
 
 
 @pytest.mark.parametrize("raises", [None, False, True])
