@@ -116,6 +116,11 @@ def test_head_of_unknown_creation_keeps_its_epoch(place: Place, faults: list[str
         place.proxy.is_deaf = False
         place.proxy.expire_watches()
         _watch_slots(place, lambda: place.workers() == "1/1", what="one worker")
+        place.proxy.is_deaf = True
+        (lost,) = place.namespace.names("pods", "cormorant.dev/role=worker")
+        place.namespace("delete", "pod", lost, "--force", "--grace-period=0")
+        place.proxy.expire_watches()
+        _watch_slots(place, lambda: len(place.slots()) == 2, what="a successor", within_s=20)
     assert (place.namespace.names("pods", "cormorant.dev/role=head"), place.status["epoch"]) == (["pong-head-1"], 1)
     assert faults == []
 

@@ -58,7 +58,7 @@ def test_without_the_right_token_nothing_is_done(endless: Served, method: str, p
 
 
 EXAMPLES = int(os.environ.get("CORMORANT_EXAMPLES", "6"))
-"""Of each operation; 400 of each, with --timeout 1800, are about ten thousand requests."""
+"""Of each operation. .ci/run asks for 400: about ten thousand requests."""
 PATH = "/v1/models/policy/weights"
 GOOD = weights_file(1)
 FITS = {"number": ("F32", [], 4), "bias": ("F32", [3], 12)}
@@ -125,6 +125,7 @@ schema = (
 )  # fmt: skip
 
 
+@pytest.mark.timeout(600)
 @schema.parametrize()
 @settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
 def test_every_answer_is_a_documented_one(case: schemathesis.Case, endless: Served) -> None:
