@@ -443,12 +443,14 @@ class Head:
         """Add the last event, once."""
         if self.end_state:
             return
+        stats = None if self._running is None else self._running.fleet.stats(workers=False)
         try:
-            self.end_state = "Failed" if self.failure else "Completed" if self.is_complete else "Stopped"
+            # A drained head is complete, too; the job is not.
+            is_over = stats is not None and stats.is_collected and self.is_complete
+            self.end_state = "Failed" if self.failure else "Completed" if is_over else "Stopped"
         except CormorantError as error:
             self.end_state, self.failure = "Failed", str(error)
-        frames = self._running.fleet.stats(workers=False).frames if self._running is not None else 0
-        self.events.add("ended", state=self.end_state, frames=frames, reason=self.failure)
+        self.events.add("ended", state=self.end_state, frames=stats.frames if stats else 0, reason=self.failure)
 
     def sample(self, stats: FleetStats) -> None:
         exported = self.journal.note_exported(stats.frames)

@@ -144,8 +144,9 @@ class HeadServer:
         deadline = now + self.settings.drain_s
         self.head.drain()
         running = self.head.running
-        # A consumer holds and awaits nothing between an acknowledgement and its next request: allow a gap.
-        seen_at = now if running.ledger.consumers() else -math.inf
+        # A consumer holds and awaits nothing between an acknowledgement and its next request: allow a gap. Without a
+        # queue, the open batches get as long: the head's last count has them.
+        seen_at = now if running.ledger.consumers() or not self.head.has_queue else -math.inf
         while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
             time.sleep(_LOOK_S)
             now = time.monotonic()

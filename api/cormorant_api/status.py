@@ -146,12 +146,11 @@ def _phase(head: Head, stats: FleetStats) -> Phase:
     running = head.running
     if head.failure or running.feeder.error is not None:
         return "Failed"
-    is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames
-    if running.ledger.has_ended or (is_collected and not head.has_queue):
+    if stats.is_collected and (running.ledger.has_ended or not head.has_queue):
         return "Completed"
     if head.is_draining:
         return "Draining"
-    if is_collected:
+    if stats.is_collected:
         return "Completing"
     return "Paused" if running.pauses.state == "paused" else "Running"
 

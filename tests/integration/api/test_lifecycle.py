@@ -205,10 +205,13 @@ def test_the_last_event_says_how_the_job_ended(
                 until(lambda: served.server.head.end_state == "Completed")
                 time.sleep(0.5)  # the housekeeping thread may notice the end before the main thread does
                 assert (served.status["phase"], served.server.wait(lambda: False)) == ("Completed", "done")
+            elif error is None:
+                assert served.server.wait(lambda: True) == "interrupted"
             if error is not None:
                 raise error
         events = heard.result(60)
     last = json.loads(events[-1]["data"])
+    assert error or last["frames"] == served.fleet.stats().frames, "with the batches that were open"
     assert {name: last[name] for name in expected} == expected
     assert [i for i, event in enumerate(events) if event["event"] == "ended"] == [len(events) - 1]
 
@@ -363,8 +366,10 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert (reply.kind, reply.headers["retry-after"]) == ("draining", "2"), "the next head goes on"
         status = served.status
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
+        assert status["phase"] == "Draining", "the job is not complete"
         assert served.server.wait(lambda: False) == "drained"
         served.server.head.close()
+        assert served.server.head.end_state == "Stopped"
         assert served.anonymous.get("/readyz").json == {"ready": False, "reason": "the head is shutting down"}
 
 

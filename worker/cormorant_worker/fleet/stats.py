@@ -135,6 +135,11 @@ class FleetStats:
         )
 
     @property
+    def is_collected(self) -> bool:
+        """Every frame of `totalFrames` is accepted: a fleet that was drained before is not."""
+        return self.total_frames is not None and self.frames >= self.total_frames
+
+    @property
     def min_version(self) -> PolicyVersion:
         """The oldest that acts in a worker; the published one while no worker may collect."""
         return min((version for group in self.groups.values() for version in group.versions), default=self.version)
