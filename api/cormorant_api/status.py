@@ -196,7 +196,8 @@ def wait_for_learner(head: Head, stats: FleetStats) -> str:
     while draining. Does not need `stats.workers`: the rate shows whether workers step.
     """
     running = head.running
-    is_idle = not (stats.paused or head.is_draining or head.rates.rate() > 0)
+    is_ready = any(group.ready for group in stats.groups.values())
+    is_idle = is_ready and not (stats.paused or head.is_draining or head.rates.rate() > 0)
     if not is_idle or not stats.queued_batches or running.feeder.num_waiting:
         return ""
     consumers = running.ledger.consumers()

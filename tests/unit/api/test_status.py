@@ -44,22 +44,26 @@ def test_means_of_many_variants_are_computed_once(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("frames_now", "num_waiting", "queued", "sentence"),
+    ("frames_now", "num_waiting", "queued", "group", "sentence"),
     [
-        (100, 0, 1, "waiting for a learner: no consumer has asked for batches yet"),
-        (200, 0, 1, ""),
-        (100, 0, 0, ""),
-        (100, 1, 1, ""),
+        (100, 0, 1, group_stats(), "waiting for a learner: no consumer has asked for batches yet"),
+        (200, 0, 1, group_stats(), ""),
+        (100, 0, 0, group_stats(), ""),
+        (100, 1, 1, group_stats(), ""),
+        (100, 0, 1, GroupStats(desired=1, alive=1), ""),
     ],
 )
-def test_full_queue_without_consumer_waits(frames_now: int, num_waiting: int, queued: int, sentence: str) -> None:
+def test_full_queue_without_consumer_waits(
+    frames_now: int, num_waiting: int, queued: int, group: GroupStats, sentence: str
+) -> None:
     rates = sampled((0, make_stats(stepped_frames=100)), (5, make_stats(stepped_frames=frames_now)))
     feeder = SimpleNamespace(num_waiting=num_waiting)
     ledger = Ledger(epoch="e", ack_within_s=60, on_settled=lambda _: Future())
     running = SimpleNamespace(feeder=feeder, ledger=ledger)
     head: Any = SimpleNamespace(rates=rates, running=running, is_draining=False)
     # As `/v1/status` asks for them: without workers.
-    assert wait_for_learner(head, make_stats(queued_batches=queued, workers=())) == sentence
+    stats = make_stats(queued_batches=queued, workers=(), groups={"cpu": group})
+    assert wait_for_learner(head, stats) == sentence
 
 
 # -- frames per second over the last seconds ---------------------------------------------------------------------
