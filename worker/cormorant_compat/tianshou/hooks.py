@@ -84,9 +84,10 @@ class Hooks:
         assert self.on_episode is not None
         begin = 0
         done = batch["next", "done"][column, :length, 0]
+        # What step hooks added may be in some parts of an episode only, and so may the mask of an uneven batch.
+        frames = batch[column].exclude("hooked", ("collector", "mask"))
         for end in done.nonzero().squeeze(-1).tolist():
-            # What step hooks added may be in some parts only.
-            parts = [*self._begun.pop(column, []), batch[column, begin : end + 1].exclude("hooked")]
+            parts = [*self._begun.pop(column, []), frames[begin : end + 1]]
             episode: TensorDict = torch.cat(parts) if len(parts) > 1 else parts[0]
             more = self.on_episode(self._wrapped(self._named(episode), len(episode)))
             if more is not None:
@@ -105,7 +106,7 @@ class Hooks:
                     _room(batch, str(key), values)[column, begin : end + 1] = values
             begin = end + 1
         if begin < length:
-            self._begun.setdefault(column, []).append(batch[column, begin:length].exclude("hooked").clone())
+            self._begun.setdefault(column, []).append(frames[begin:length].clone())
 
     def _named(self, frames: "TensorDict") -> dict[str, Any]:
         missing = {name for name in ("policy", "info") if frames.get(_PLACES[name], None) is None}

@@ -367,10 +367,10 @@ def test_episode_hooks_see_whole_episodes_and_add_to_them() -> None:
 def test_episode_hooks_see_episodes_that_began_in_earlier_calls() -> None:
     lengths: list[int] = []
     collector = make(2, env={"lengths": (5,)}, on_episode_done_hook=lambda episode: lengths.append(len(episode)))
-    for call in range(4):
-        if call == 1:  # in the middle of an episode
+    for n_step in (5, 6, 7, 6):  # uneven batches have a mask
+        if n_step == 6:  # in the middle of an episode
             collector.set_on_step_hook(lambda _, rollout: rollout.set("one", torch.ones(len(rollout))))
-        collector.collect(n_step=6)
+        collector.collect(n_step=n_step)
     assert lengths == [5, 5, 5, 5]
 
 
