@@ -58,7 +58,7 @@ def test_without_the_right_token_nothing_is_done(endless: Served, method: str, p
 
 
 EXAMPLES = int(os.environ.get("CORMORANT_EXAMPLES", "6"))
-"""Of each operation. .ci/run asks for 400: about ten thousand requests."""
+"""Of each operation. .ci/run asks for 40; every night, 400 are about ten thousand requests."""
 PATH = "/v1/models/policy/weights"
 GOOD = weights_file(1)
 FITS = {"number": ("F32", [], 4), "bias": ("F32", [3], 12)}
