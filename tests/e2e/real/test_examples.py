@@ -20,8 +20,8 @@ from cormorant_testing.real_cluster import ROOT, Installation
 from cormorant_testing.real_job import Job, deleted_afterwards, note, running, small_example
 from cormorant_testing.snippets import blocks
 
-TOTAL = int(os.environ.get("CORMORANT_E2E_FRAMES", "100000"))
-"""The example's own number is a million: minutes more."""
+TOTAL = int(os.environ.get("CORMORANT_E2E_FRAMES", "150000"))
+"""The example's own number is a million: minutes more. A learner has its 20 batches long before these end."""
 SHORT = 8192
 
 
@@ -37,8 +37,7 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
     installed.shell(apply)
     with deleted_afterwards(installed.jobs, "pong") as job:
         installed.shell(wait, timeout_s=300)
-        job.until(lambda: job.frames() > 0, what="frames are counted")
-        note(f"applied to first frame counted: {time.monotonic() - began:.1f} s")
+        note(f"applied to ready: {time.monotonic() - began:.1f} s")
         watcher = int(installed.shell(f"timeout 600 {watch} > watched 2>&1 & echo $!"))
         lines = installed.shell(f"{sys.executable} learner.py", timeout_s=300).splitlines()
         assert [line.partition(" version ")[0] for line in lines] == ["torch.Size([8, 64])"] * 20
