@@ -341,7 +341,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         return step
 
     def restart(self, rows: Rows) -> Arrays:
-        """Of all rows. `build.py` refuses the settings that would need some, while others are in flight."""
+        """Begin new episodes in all rows. `build.py` refuses settings that would restart only some of them."""
         return self.start()
 
 
