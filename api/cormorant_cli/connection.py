@@ -134,8 +134,7 @@ class Connection:
             from cormorant_client import connect
 
             hint = "" if token else "; give --token or --token-file"
-            if not (self.url.startswith("https:") or _given(self.ca_file, _CA_FILE)):
-                options["ca_file"] = None
+            _drop_idle_ca(options, is_tls=self.url.startswith("https:"))
             with client_errors(hint), connect(self.url, **options) as client:
                 yield client
             return
@@ -200,6 +199,12 @@ def _given(value: str, variable: str) -> bool:
     return bool(value) and value != os.environ.get(variable, "")
 
 
+def _drop_idle_ca(options: "ConnectOptions", *, is_tls: bool) -> None:
+    """Over http, a CA of the environment is for other heads; one of the command line is refused by `connect`."""
+    if not (is_tls or _given(str(options.get("ca_file") or ""), _CA_FILE)):
+        options["ca_file"] = None
+
+
 # -- the head of a job -------------------------------------------------------------------------------------------------
 
 
@@ -232,8 +237,7 @@ def connect_to_job(
         except (NotAllowed, ObjectMissing):
             secret = {}
         options["ca_data"] = _decoded(secret, "ca.crt") or None
-    if not (tls or _given(str(options.get("ca_file") or ""), _CA_FILE)):
-        options["ca_file"] = None
+    _drop_idle_ca(options, is_tls=bool(tls))
     return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
 
 

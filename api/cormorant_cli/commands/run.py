@@ -285,8 +285,7 @@ class _Session:
             self._interrupts.phase = "collecting"
             began, before = self._began
             # A short job may have ended by now.
-            is_complete = before.total_frames is not None and before.frames >= before.total_frames
-            is_old = is_complete and before.frames == fleet.found_frames
+            is_old = before.is_collected and before.frames == fleet.found_frames
             reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
             seconds = time.monotonic() - began
         stats = fleet.stats().summary()
