@@ -56,9 +56,7 @@ app.command(
     rich_help_panel=_HERE, epilog=_examples("cormorant validate job.yaml", "cormorant validate examples/*.yaml")
 )(validate.validate)
 app.add_typer(dataset.app, rich_help_panel=_HERE)
-app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yaml --code . -n rl --wait"))(
-    submit.submit
-)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yaml --code . -n rl"))(submit.submit)
 app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant doctor pong -n rl"))(doctor.doctor)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant status pong -n rl --watch"))(status.status)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant report pong -n rl --out pong.html"))(status.report)

@@ -96,13 +96,13 @@ class Cluster:
             if not query["continue"]:
                 return found
 
-    def apply(self, manifest: Raw, *, is_forced: bool = False) -> tuple[Raw, bool]:
+    def apply(self, manifest: Raw) -> tuple[Raw, bool]:
         """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
         refuses the manifest.
         """
         metadata = manifest["metadata"]
         place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
-        query = {"fieldManager": MANAGER, "force": str(is_forced).lower(), "fieldValidation": "Strict"}
+        query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         of_apply = "application/apply-patch+yaml"
         found, status = self._send("PATCH", place, query=query, body=manifest, content_type=of_apply)
         return found, status == 201
@@ -233,8 +233,7 @@ class Cluster:
                 return CommandFailed(f"the object was changed at the same time: {words}; try again")
             owned = ", ".join(f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes)
             return CommandFailed(
-                f"other field managers own fields that the manifest sets: {owned}; remove them from the manifest, or "
-                "take them over with --force-conflicts"
+                f"other field managers own fields that the manifest sets: {owned}; remove them from the manifest"
             )
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")

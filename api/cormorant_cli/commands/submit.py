@@ -9,14 +9,13 @@
 Equal files give the same name and bytes; changed code becomes another ConfigMap, and the job's pods are replaced.
 
 Server-side apply: submitting a changed manifest updates the job; fields of other owners (an autoscaler's replicas) stay
-theirs without --force-conflicts.
+theirs.
 """
 
 import base64
 import hashlib
 import io
 import re
-import time
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,10 +24,10 @@ from typing import Annotated, Any
 import typer
 from pydantic.alias_generators import to_camel
 
-from cormorant_cli.cluster import Cluster, Raw, condition, connected, holds, identity, is_current, why
+from cormorant_cli.cluster import Cluster, Raw, connected, identity
 from cormorant_cli.connection import Context, Namespace
-from cormorant_cli.errors import BadInput, CommandFailed, ObjectMissing
-from cormorant_cli.printing import refuse_options, speaks_json, tell
+from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.printing import tell
 from cormorant_contract.base import Contract
 from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
@@ -42,7 +41,6 @@ _KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _SKIPPED = ("__pycache__", "node_modules")
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip archive can hold."""
-_POLL_S = 0.5
 
 
 def submit(
@@ -52,37 +50,18 @@ def submit(
     code: Annotated[
         Path | None, typer.Option("--code", metavar="DIR", help="Folder with environments and policies, at most 1 MiB.")
     ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until the jobs collect; exits with 1 if one fails.")
-    ] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 600.0,
-    force_conflicts: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields owned by other managers.")
-    ] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
     """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
-    if not wait:
-        refuse_options("timeout", why="without --wait")
     jobs = load_jobs(manifest)
     files = read_code(code) if code is not None else None
     for job in jobs:
         _refuse_contradictions(job, files, namespace=namespace, is_alone=len(jobs) == 1)
     with connected(context) as cluster:
-        made = [
-            _submit(
-                cluster,
-                document_of(job, files, namespace=namespace or cluster.namespace),
-                files,
-                is_forced=force_conflicts,
-            )
-            for job in jobs
-        ]
-        tell([raw for raw, _ in made], *(f"{identity(raw)}: {word}" for raw, word in made))
-        deadline = time.monotonic() + timeout
-        for raw, _ in made if wait else ():
-            _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
+        target = namespace or cluster.namespace
+        made = [_submit(cluster, document_of(job, files, namespace=target), files) for job in jobs]
+    tell([raw for raw, _ in made], *(f"{identity(raw)}: {word}" for raw, word in made))
 
 
 def document_of(job: CollectorJob, files: Files | None, *, namespace: str) -> Raw:
@@ -124,13 +103,13 @@ def _refuse_contradictions(job: CollectorJob, files: Files | None, *, namespace:
         raise BadInput(f"spec.code of {name} names {source}, but --code creates another ConfigMap; remove one of them")
 
 
-def _submit(cluster: Cluster, document: Raw, files: Files | None, *, is_forced: bool) -> tuple[Raw, str]:
+def _submit(cluster: Cluster, document: Raw, files: Files | None) -> tuple[Raw, str]:
     """Apply a job and its code. Returns the job, and what was done with it."""
     name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
     before = cluster.find("CollectorJob", name, namespace=namespace)
     if before is not None and "deletionTimestamp" in before["metadata"]:
         raise CommandFailed(f"{identity(before)} is being deleted; submit it again once it is gone")
-    job, is_created = cluster.apply(document, is_forced=is_forced)
+    job, is_created = cluster.apply(document)
     if files is not None:
         # After the job, its owner: Kubernetes deletes both together, and the ConfigMap of a deleted job of this name is
         # taken over. The operator needs longer to create a pod that mounts it.
@@ -139,40 +118,6 @@ def _submit(cluster: Cluster, document: Raw, files: Files | None, *, is_forced: 
         return job, "created"
     generations = (raw["metadata"].get("generation") for raw in (before or job, job))
     return job, "unchanged" if len(set(generations)) == 1 else "changed"
-
-
-def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:
-    """Wait until the newest spec is ready or the job has ended, and print each change on stderr."""
-    uid, said = job["metadata"]["uid"], ""
-    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-    while True:
-        found = cluster.find("CollectorJob", name, namespace=namespace)
-        if found is None or found["metadata"]["uid"] != uid:
-            raise ObjectMissing(f"{identity(job)} was deleted while waiting for it")
-        if holds(found, "Failed"):
-            raise CommandFailed(f"{identity(job)} failed: {why(condition(found, 'Failed'))}")
-        if holds(found, "Completed") or (is_current(found) and holds(found, "Ready")):
-            if not speaks_json():
-                typer.echo(f"{identity(job)}: {found['status'].get('phase', 'Ready')}")
-            return
-        obstacle = obstacle_of(found)
-        if obstacle and obstacle != said:
-            typer.echo(f"{identity(job)}: {obstacle}", err=True)
-            said = obstacle
-        if time.monotonic() >= deadline:
-            reason = obstacle or "no operator has reconciled it"
-            doctor = f"cormorant doctor {name}{cluster.options_of(job)}"
-            raise CommandFailed(f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; see `{doctor}`")
-        time.sleep(_POLL_S)
-
-
-def obstacle_of(job: Raw) -> str:
-    """The reason for which a job waits, from its conditions; empty if they name none."""
-    for kind in ("Accepted", "Scheduled", "Ready"):
-        fact = condition(job, kind)
-        if fact.get("status") == "False":
-            return why(fact)
-    return why(condition(job, "Suspended")) if holds(job, "Suspended") else ""
 
 
 # -- code ------------------------------------------------------------------------------------------------------

@@ -71,7 +71,8 @@ def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> It
         made = Job(namespace, tmp_path_factory.mktemp("cli"), image=installed.images.job)
         with made.operator():
             code = str(made.folder / "code")
-            made.good("submit", str(made.make()), "--code", code, "--wait", "--timeout", str(START_S))
+            made.good("submit", str(made.make()), "--code", code)
+            made.until_ready(within_s=START_S)
             yield made
             made.delete()
 

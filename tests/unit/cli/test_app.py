@@ -95,7 +95,6 @@ def test_errors_are_json_where_asked_and_never_the_librarys_words(
         ("evaluate {job} --wait 5 -n rl --url http://h", "--wait, --namespace, --url have no effect on "),
         ("evaluate pong --workers 2 --sample", "--deterministic, --workers have no effect on pong, which runs already"),
         ("status pong --interval 1", "--interval has no effect without --watch"),
-        ("submit {job} --timeout 5", "--timeout has no effect without --wait"),
         ("dataset export d --to parquet --fps 50", "--fps has no effect with --to parquet; it is for --to lerobot"),
         ("pause pong --wait 5 --token t", "--wait, --token have no effect without a pause lease; give --ttl"),
         ("resume pong --token-file t", "--token-file has no effect on the job's spec.paused; give --owner"),

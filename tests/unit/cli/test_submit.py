@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, document_of, obstacle_of, read_code
+from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, document_of, read_code
 from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE
 from cormorant_manifest.reader import parse_jobs
@@ -82,26 +82,7 @@ def test_bad_submissions_end_with_two_before_a_cluster_is_asked(
     assert sentence in capsys.readouterr().err
 
 
-def test_job_waits_for_what_its_first_bad_condition_says() -> None:
-    conditions = [
-        {"type": "Accepted", "status": "True", "reason": "Accepted"},
-        {"type": "Scheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes are available"},
-        {"type": "Ready", "status": "False", "reason": "HeadNotReady"},
-    ]
-    assert obstacle_of({"status": {"conditions": conditions}}) == "Unschedulable: 0/1 nodes are available"
-    assert obstacle_of({"status": {"conditions": conditions[:1]}}) == ""
-
-
 JOB = collector_job("pong", {}, namespace="rl", uid="u1")
-
-
-def test_json_of_a_submission_that_waited_is_one_document(
-    file: Path, api_server: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ready = {**JOB, "status": {"conditions": [{"type": "Ready", "status": "True"}], "phase": "Running"}}
-    with api_server(lambda _heard: Say(200, json.dumps(ready).encode())):
-        assert run(["submit", str(file), "--wait", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == [ready]
 
 
 def test_job_that_is_being_deleted_is_not_submitted(
