@@ -198,6 +198,7 @@ def cli_page() -> str:
         "# Command line",
         "",
         "`kubectl cormorant ...` is the same command as a kubectl plugin.",
+        "Every command takes `--json` (also: `-o json`).",
         "",
     ]
     return (

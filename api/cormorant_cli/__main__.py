@@ -39,8 +39,8 @@ def kubectl_main() -> None:
 
 def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant") -> int:
     """Run one command and return its exit code; an error is printed on stderr in one sentence."""
-    words = in_one_spelling(sys.argv[1:] if arguments is None else arguments)
-    speak_json("--json" in words)
+    words, is_json = without_json(sys.argv[1:] if arguments is None else arguments)
+    speak_json(is_json)
     try:
         code = app(words, prog_name=prog_name, standalone_mode=False)
     except ManifestError as error:
@@ -73,8 +73,8 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
     return code if isinstance(code, int) else 0
 
 
-def in_one_spelling(arguments: Sequence[str]) -> list[str]:
-    """The arguments, with `--json` or `-o json` anywhere moved to the end as `--json`, which every command has."""
+def without_json(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The arguments without `--json` or `-o json`, which every command takes, and whether one of them was there."""
     command = next((word for word in arguments if not word.startswith("-")), "")
     options = ("-o", "--output") if command != "evaluate" else ("-o",)  # its --output is a folder
     given, words, is_json = list(arguments), list[str](), False
@@ -86,7 +86,7 @@ def in_one_spelling(arguments: Sequence[str]) -> list[str]:
             is_json = True
         else:
             words.append(word)
-    return [*words, "--json"] if is_json else words
+    return words, is_json
 
 
 def in_our_words(message: str) -> str:

@@ -10,6 +10,8 @@ Connection errors become one-sentence messages.
 
 import base64
 import binascii
+import functools
+import inspect
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -31,7 +33,6 @@ from cormorant_cli.errors import (
     NotReady,
     ObjectMissing,
 )
-from cormorant_cli.printing import with_options
 from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
 from cormorant_contract.errors import StateError
 
@@ -110,14 +111,6 @@ class Connection:
         if not self.job and not self.url:
             raise BadInput("no job or head given; give a job's name, or --url for a head outside a cluster")
 
-    def command(self, word: str) -> str:
-        """A command about the same job as the user would write it: `cormorant resume pong -n rl`."""
-        options = [
-            *(("-n", self.namespace) if self.namespace else ()),
-            *(("--context", self.context) if self.context else ()),
-        ]
-        return " ".join(["cormorant", word, *([self.job] if self.job else []), *options])
-
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; errors within the block become one-sentence messages."""
@@ -164,11 +157,20 @@ class Connection:
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the head to a command, which receives them as `connection`."""
     options = {name: kind for name, kind in Connection.__annotations__.items() if name != "reconnect_s"}
+    given = inspect.signature(command)
+    parameters = [known for name, known in given.parameters.items() if name != "connection"]
+    for name, annotation in options.items():
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=annotation)
+        )
 
-    def take(values: dict[str, Any]) -> None:
-        values["connection"] = Connection(**{name: values.pop(name) for name in options})
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(connection=Connection(**{name: values.pop(name) for name in options}), **values)
 
-    return with_options(command, options, take, makes="connection")
+    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
+    run.__annotations__ = {one.name: one.annotation for one in parameters}
+    return run
 
 
 @contextmanager

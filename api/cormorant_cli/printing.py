@@ -1,76 +1,18 @@
 """Output shared by commands: results (`--json`), columns, counts and sizes."""
 
-import functools
-import inspect
 import json
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any
 
 import typer
 from pydantic_core import to_jsonable_python
 
-from cormorant_cli.errors import BadInput
-
 RECENT_EPISODES = 100
 """Number of episodes whose returns and lengths a fleet keeps."""
 _SLOW_S = 3.0
-_CONTEXT = ContextVar[typer.Context | None]("context", default=None)
 _SPEAKS_JSON = ContextVar("speaks_json", default=False)
-
-
-def with_options(
-    command: Callable[..., None],
-    options: Mapping[str, Any],
-    take: Callable[[dict[str, Any]], object],
-    *,
-    makes: str = "",
-) -> Callable[..., None]:
-    """A command with further options: annotations by name, whose types called without arguments give the defaults.
-    `take` removes them from the values before the command receives them, and adds the parameter `makes`.
-    """
-    given = inspect.signature(command)
-    parameters = [known for name, known in given.parameters.items() if name != makes]
-    for name, annotation in options.items():
-        if annotation is typer.Context:  # typer passes it
-            parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation))
-            continue
-        default, kind = annotation.__origin__(), inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters.append(inspect.Parameter(name, kind, default=default, annotation=annotation))
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        take(values)
-        command(**values)
-
-    run.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
-    run.__annotations__ = {one.name: one.annotation for one in parameters}
-    return run
-
-
-def refuse_options(*names: str, why: str) -> None:
-    """Refuse parameters that were given on the command line, not by the environment, where they have no effect. `why`:
-    the end of the sentence.
-    """
-    if (context := _CONTEXT.get()) is None:  # a function, not a command, was called
-        return
-    sources = {name: context.get_parameter_source(name) for name in names}
-    if given := [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]:
-        options = [option.opts[0] for option in context.command.params if option.name in given]
-        raise BadInput(f"{', '.join(options)} {'have' if len(options) > 1 else 'has'} no effect {why}")
-
-
-def with_json(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--json` to a command; with it, `tell` prints JSON."""
-    option = Annotated[bool, typer.Option("--json", help="Print JSON, errors included (also: -o json).")]
-
-    def take(values: dict[str, Any]) -> None:
-        speak_json(values.pop("as_json"))
-        _CONTEXT.set(values.pop("invocation"))
-
-    return with_options(command, {"as_json": option, "invocation": typer.Context}, take)
 
 
 def speak_json(is_asked: bool) -> None:

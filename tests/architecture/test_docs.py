@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 
+from cormorant_cli.__main__ import without_json
 from cormorant_cli.app import app
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.reader import load_jobs
@@ -121,7 +122,7 @@ def cormorant_problems(words: list[str]) -> Iterator[str]:
             return
         command, path = command.commands[name], f"{path} {name}"
     try:
-        command.make_context(path, list(words))
+        command.make_context(path, without_json(words)[0])
     except Exception as error:  # noqa: BLE001  # typer brings its own click along, whose errors have no public name
         if type(error).__name__ != "Exit":  # --help, --version
             yield f"{path}: {getattr(error, 'message', error)}"

@@ -9,7 +9,7 @@ import typer
 
 from cormorant_cli.commands.run import translated_errors
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import columns_of, counted, refuse_options, size_of, speaks_json, tell
+from cormorant_cli.printing import columns_of, counted, size_of, speaks_json, tell
 from cormorant_contract.disk import local_path
 
 app = typer.Typer(
@@ -83,8 +83,6 @@ def export(
     ] = "",
 ) -> None:
     """Write the dataset as Minari's HDF5, Parquet, LeRobot v3.0, or a folder for the Hugging Face Hub."""
-    if to != "lerobot":
-        refuse_options("fps", why=f"with --to {to}; it is for --to lerobot")
     folder = local_path(out or uri)
     if folder is None:
         what = f"--out {out} is not" if out else f"--out is required because {uri} is not"

@@ -23,7 +23,7 @@ from cormorant_cli.commands.run import (
 )
 from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
-from cormorant_cli.printing import columns_of, refuse_options, speaks_json, tell, told_when_slow
+from cormorant_cli.printing import columns_of, speaks_json, tell, told_when_slow
 from cormorant_cli.progress import choose_display
 from cormorant_contract.episodes import files_of
 from cormorant_manifest.reader import STDIN
@@ -99,18 +99,16 @@ def evaluate(
     # Otherwise it is the name of a job.
     is_file = manifest == STDIN or Path(manifest).suffix in (".yaml", ".yml", ".json") or Path(manifest).exists()
     if not manifest or not is_file:
-        refuse_options(
-            "name", "weights", "episodes", "seed", "deterministic", "output", "video", "workers", "device", "fleet",
-            "ray_address", why=f"on {manifest or url}, which runs already with what its manifest says; give a manifest",
-        )  # fmt: skip
+        if weights or episodes or seed is not None or deterministic is not None or output or video:
+            raise BadInput(
+                f"{manifest or url} runs already with what its manifest says; give a manifest, or no options"
+            )
         connection = Connection(
             job=manifest, namespace=namespace, context=context, url=url, token=token, token_file=token_file,
             ca_file=ca_file, reconnect_s=min(wait or RECONNECT_S, RECONNECT_S),
         )  # fmt: skip
         show_running(connection, wait_s=wait)
         return
-    where = ("wait", "namespace", "context", "url", "token", "token_file", "ca_file")
-    refuse_options(*where, why=f"on {manifest}, which is played here; give the name of a job")
     site = Site(fleet=fleet, ray_address=ray_address)
     if video and not output:
         raise BadInput("--video needs a folder for its files; give --output")

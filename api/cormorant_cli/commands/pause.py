@@ -2,7 +2,7 @@
 whole fleet at a batch boundary, in a file.
 
 A job in a cluster is paused in its spec, which survives head restarts, is visible to every user, and needs no head. A
-lease, which expires, exists only in the head: --owner, --ttl and --url take one.
+head that is named by --url gives a lease, which expires.
 """
 
 from pathlib import Path
@@ -13,60 +13,37 @@ import typer
 from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
-from cormorant_cli.printing import refuse_options, size_of, tell, told_when_slow
+from cormorant_cli.printing import size_of, tell, told_when_slow
 
-Owner = Annotated[
-    str,
-    typer.Option(
-        "--owner", help="Owner of the pause lease; each owner holds at most one (default with --url: default)."
-    ),
-]
-_OWNER, _TTL_S = "default", 3600.0
-_OF_HEADS = ("token", "token_file", "ca_file")
-"""Options that a change of the job's spec does not need."""
+_OWNER, _TTL_S, _WAIT_S = "default", 3600.0, 30.0
 
 
 @with_connection
-def pause(
-    connection: Connection,
-    owner: Owner = "",
-    reason: Annotated[str, typer.Option(help="Reason for the pause lease, shown to others.")] = "",
-    ttl: Annotated[
-        float, typer.Option(min=0, max=86400, help="Seconds after which the lease expires (default with --url: 3600).")
-    ] = 0.0,
-    wait: Annotated[float, typer.Option(min=0, max=300, help="With a lease: seconds to wait for the workers.")] = 30.0,
-) -> None:
+def pause(connection: Connection) -> None:
     """Pause all workers. They keep their state and continue after `cormorant resume`.
 
-    Sets the job's spec.paused; `cormorant status` shows when the workers obey. With --owner, --ttl or --url it takes a
-    pause lease from the head instead, which expires, and exits with 1 if the workers are not paused in time.
+    Sets the job's spec.paused; `cormorant status` shows when the workers obey. With --url it takes a pause lease from
+    the head instead, which expires after an hour, and exits with 1 if the workers are not paused within 30 s.
     """
-    if connection.job and not (owner or ttl):
-        refuse_options("reason", "wait", *_OF_HEADS, why="without a pause lease; give --ttl or --owner as well")
+    if connection.job:
         _set_paused(connection, is_paused=True)
         return
-    name = owner or _OWNER
-    with connection.client("write") as client, told_when_slow(f"until all workers are paused, at most {wait:g} s"):
-        lease = client.pause(owner=name, reason=reason, ttl=ttl or _TTL_S, wait=wait).lease
+    with connection.client("write") as client, told_when_slow(f"until all workers are paused, at most {_WAIT_S:g} s"):
+        lease = client.pause(owner=_OWNER, ttl=_TTL_S, wait=_WAIT_S).lease
     until = lease.expires_at.astimezone().strftime("%H:%M:%S")
-    ends = f"`{connection.command('resume')} --owner {name}` ends it"
-    tell({"lease": lease}, f"{lease.state} until {until} for {name}; {ends}")
+    tell({"lease": lease}, f"{lease.state} until {until}; `cormorant resume --url {connection.url}` ends it")
 
 
 @with_connection
-def resume(connection: Connection, owner: Owner = "") -> None:
-    """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay."""
-    if connection.job and not owner:
-        refuse_options(*_OF_HEADS, why="on the job's spec.paused; give --owner for a pause lease")
+def resume(connection: Connection) -> None:
+    """End a pause: the job's spec.paused, or with --url the lease of `cormorant pause`. Other leases stay."""
+    if connection.job:
         _set_paused(connection, is_paused=False)
         return
     with connection.client("write") as client:
-        left = client.resume(owner or _OWNER)
-    command = connection.command("resume")
-    spec = f"the job's spec.paused (`{command if connection.job else 'cormorant resume JOB'}` ends it)"
-    owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]
-    ends = "".join(f"; `{command} --owner {lease.owner}` ends one" for lease in left.leases[:1])
-    tell(left, f"still {left.state}: {', '.join(owners)}{ends}" if owners else "resumed")
+        left = client.resume(_OWNER)
+    owners = [*(lease.owner for lease in left.leases), *(["the job's spec.paused"] if left.spec_paused else [])]
+    tell(left, f"still {left.state}: {', '.join(owners)}" if owners else "resumed")
 
 
 def _set_paused(connection: Connection, *, is_paused: bool) -> None:
@@ -75,7 +52,8 @@ def _set_paused(connection: Connection, *, is_paused: bool) -> None:
     with connected(connection.context) as cluster:
         namespace = connection.namespace or cluster.namespace
         job = cluster.patch("CollectorJob", connection.job, {"spec": {"paused": is_paused}}, namespace=namespace)
-    obey = f"`{connection.command('status')}` shows when its workers {'are paused' if is_paused else 'run again'}"
+    status = f"cormorant status {connection.job}{cluster.options_of(job)}"
+    obey = f"`{status}` shows when its workers {'are paused' if is_paused else 'run again'}"
     document = {"job": identity(job), "spec_paused": is_paused}
     tell(document, f"{identity(job)}: spec.paused is {str(is_paused).lower()}; {obey}")
 

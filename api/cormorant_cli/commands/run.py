@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 import typer
 
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
-from cormorant_cli.printing import refuse_options, say_end
+from cormorant_cli.printing import say_end
 from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
 from cormorant_contract.disk import local_path, write_durably
 from cormorant_contract.errors import ManifestError, missing_library
@@ -104,14 +104,10 @@ def run(
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
-            if not serve:
-                refuse_options("port", "directory", why="without the REST API; add --serve")
             site = Site(fleet=fleet, ray_address=ray_address)
             job = read_job(manifest, name, frames)
-            if job.spec.collection.episodes is not None:
-                if not serve:
-                    raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
-                refuse_options("frames", why="on an evaluation, which plays collection.episodes")
+            if job.spec.collection.episodes is not None and not serve:
+                raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             dataset = job.spec.output.dataset
             folder = local_path(dataset.uri) if dataset is not None else None
             if report is None and folder is not None:
@@ -138,10 +134,6 @@ def run(
 class Site:
     fleet: FleetKind
     ray_address: str
-
-    def __post_init__(self) -> None:
-        if self.fleet == "local":
-            refuse_options("ray_address", why="without a Ray cluster; add --fleet ray")
 
     @property
     def is_this_machine(self) -> bool:

@@ -12,7 +12,7 @@ import typer
 from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import CliError
-from cormorant_cli.printing import RECENT_EPISODES, refuse_options, speaks_json, tell, told_when_slow
+from cormorant_cli.printing import RECENT_EPISODES, speaks_json, tell, told_when_slow
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
@@ -34,8 +34,6 @@ def status(
     workers: Annotated[bool, typer.Option("--workers", help="Also show every worker.")] = False,
 ) -> None:
     """Show phase, frames, versions, queue and consumers of a running job."""
-    if not watch:
-        refuse_options("interval", why="without --watch")
     if watch and sys.stdout.isatty() and not speaks_json():
         _show_live(connection, interval, has_workers=workers)
         return

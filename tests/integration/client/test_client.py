@@ -356,15 +356,13 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
 
 
 def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
-    lease = document_in(command("pause", "--owner", "ops", "--reason", "lunch", "--json")[1])["lease"]
-    assert (lease["owner"], lease["state"]) == ("ops", "paused")
-    out = command("status")[1]
-    assert "by ops" in out
-    assert "lunch" in out
+    lease = document_in(command("pause", "--json")[1])["lease"]
+    assert (lease["owner"], lease["state"]) == ("default", "paused")
+    assert "by default" in command("status")[1]
     assert command("state", "save", tmp_path / "s")[0] == 0
     assert command("state", "load", tmp_path / "s")[0] == 0
-    assert command("resume", "--owner", "ops")[1].splitlines()[-1] == "resumed"
-    assert document_in(command("resume", "--owner", "ops", "--json")[1])["state"] == "running"
+    assert command("resume")[1].splitlines()[-1] == "resumed"
+    assert document_in(command("resume", "--json")[1])["state"] == "running"
     saved = document_in(command("state", "save", tmp_path / "s", "--json")[1])
     assert saved == {"file": str(tmp_path / "s"), "bytes": (tmp_path / "s").stat().st_size}
     assert document_in(command("state", "load", tmp_path / "s", "--json")[1]) == saved

@@ -168,7 +168,7 @@ def test_pause_without_a_lease_is_written_to_the_spec(
     assert heard.path.partition("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong"
     assert heard.headers["authorization"] == "Bearer t"
     assert (heard.method, json.loads(heard.body)) == ("PATCH", {"spec": {"paused": command == "pause"}})
-    said = f"rl/pong: spec.paused is {word}; `cormorant status pong{options}` shows when its workers "
+    said = f"rl/pong: spec.paused is {word}; `cormorant status pong` shows when its workers "
     assert capsys.readouterr().out.startswith(said)
 
 

@@ -264,7 +264,6 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
         ([manifest(env__envpool__numEnvs=0)], [], "spec.env.envpool.numEnvs: 0 is less than 1"),
         (TWO, [], "contains 2 CollectorJobs; choose one with --name one or --name two"),
         (TWO, ["--name", "three"], 'contains 0 CollectorJobs named "three"; its jobs are one, two'),
-        ([manifest()], ["--port", "8000", "--directory", "head"], "--port, --directory have no effect without"),
     ],
 )
 def test_bad_manifests_and_options_end_with_two_and_a_sentence(
