@@ -3,7 +3,7 @@
 import sys
 import time
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,10 +15,9 @@ from cormorant_cli.errors import CliError
 from cormorant_cli.printing import RECENT_EPISODES, speaks_json, tell, told_when_slow
 
 if TYPE_CHECKING:
-    from cormorant_contract.rest.status import Status, Worker
+    from cormorant_contract.rest.status import Status
 
-_RETRY_S = 2.0
-"""Delay between a failure and the next connection."""
+_REFRESH_S = 2.0
 
 
 @with_connection
@@ -26,28 +25,23 @@ def status(
     connection: Connection,
     watch: Annotated[
         bool,
-        typer.Option(
-            "--watch", "-w", help="Refresh every --interval seconds; on a terminal also while a head restarts."
-        ),
+        typer.Option("--watch", "-w", help="Refresh every two seconds; on a terminal also while a head restarts."),
     ] = False,
-    interval: Annotated[float, typer.Option(min=0.1, help="Seconds between two refreshes.")] = 2.0,
-    workers: Annotated[bool, typer.Option("--workers", help="Also show every worker.")] = False,
 ) -> None:
     """Show phase, frames, versions, queue and consumers of a running job."""
     if watch and sys.stdout.isatty() and not speaks_json():
-        _show_live(connection, interval, has_workers=workers)
+        _show_live(connection)
         return
     with connection.client("read") as client:
         while True:
-            found, each = client.status(), client.workers().workers if workers else ()
-            document = found.model_dump(mode="json") | ({"workers": each} if workers else {})
-            tell(document, _text(found, each) + ("\n" if watch else ""), indent=None if watch else 2)
+            found = client.status()
+            tell(found, _text(found) + ("\n" if watch else ""), indent=None if watch else 2)
             if not watch:
                 return
-            time.sleep(interval)
+            time.sleep(_REFRESH_S)
 
 
-def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) -> None:
+def _show_live(connection: Connection) -> None:
     # rich is slow to load, and a pipe does not need it.
     from rich.console import Console
     from rich.live import Live
@@ -55,7 +49,7 @@ def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) 
 
     with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
         try:
-            for shown, error in follow(connection, interval_s, has_workers=has_workers):
+            for shown, error in follow(connection):
                 # Text, so that brackets in others' texts are not markup.
                 text = Text(shown, style="dim" if error else "")
                 live.update(text.append(f"\n{error}", style="yellow") if error else text, refresh=True)
@@ -63,7 +57,7 @@ def _show_live(connection: Connection, interval_s: float, *, has_workers: bool) 
             return  # Ctrl-C ends the watch
 
 
-def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> Iterator[tuple[str, str]]:
+def follow(connection: Connection, refresh_s: float = _REFRESH_S) -> Iterator[tuple[str, str]]:
     """Yield the head's state repeatedly, over one connection while it lasts; or why the head does not answer. CliError
     if it never answered: the user must correct a wrong name or token.
     """
@@ -72,25 +66,19 @@ def follow(connection: Connection, interval_s: float, *, has_workers: bool) -> I
         try:
             with connection.client("read") as client:
                 while True:
-                    shown = _text(client.status(), client.workers().workers if has_workers else ())
+                    shown = _text(client.status())
                     yield shown, ""
-                    time.sleep(interval_s)
+                    time.sleep(refresh_s)
         except CliError as error:
             if not shown:
                 raise
             yield shown, printable(str(error))
         # A new connection finds the next head, and reads the tokens again.
-        time.sleep(max(interval_s, _RETRY_S))
+        time.sleep(refresh_s)
 
 
-def _text(found: "Status", workers: "Sequence[Worker]") -> str:
-    lines = list(lines_of(found))
-    for worker in workers:
-        version = f"version {worker.version}, {worker.lag} behind" if worker.version >= 0 else "random actions"
-        attempt = f", attempt {worker.attempt}" if worker.attempt else ""
-        rate = f"{worker.frames:,} frames, {worker.per_second:,.0f}/s"
-        lines.append(f"  {worker.id:<10}{worker.phase}, {rate}, {version}{attempt}")
-    return "\n".join(map(printable, lines))
+def _text(found: "Status") -> str:
+    return "\n".join(map(printable, lines_of(found)))
 
 
 def printable(line: str) -> str:
@@ -109,14 +97,6 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  dropped   {dropped}"
     for group in found.groups:
         yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
-        if group.policy_call:
-            yield f"  policy    {group.name}: {group.policy_call}"
-    for name, served in found.inference.items():
-        yield (
-            f"  servers   {name}: {served.rows_per_second:,.0f} rows/s, {served.rows_per_act:,.1f} rows per act "
-            f"({served.padding:.0%} padding), wait {served.wait_ms:.2f} ms, act {served.act_ms:.2f} ms, "
-            f"busy {served.busy:.0%}"
-        )
     if found.restarts:
         yield f"  restarts  {found.restarts:,}"
     state = f", {weights.update_state}" if weights.update_state else ""
@@ -127,11 +107,6 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  queue     {queue.filled} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
-    for key, statistics in found.statistics.items():
-        yield (
-            f"  normalize {key}: {statistics.frames:,} frames, {statistics.published_frames:,} of them published, "
-            f"std {statistics.std[0]:.3g} to {statistics.std[1]:.3g}"
-        )
     if found.episodes.mean_return is not None:
         last = min(found.episodes.count, RECENT_EPISODES)
         yield f"  episodes  {found.episodes.count:,}, mean return {found.episodes.mean_return:.2f} over the last {last}"

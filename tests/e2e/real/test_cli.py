@@ -113,6 +113,4 @@ def test_a_script_reads_and_trains_the_job_by_its_name(job: Job) -> None:
 
 
 def test_status_asks_the_head(job: Job) -> None:
-    lines = job.good("status", "cart", "--workers").splitlines()
-    assert lines[0] == "cart: Running"
-    assert lines[-1].split()[:2] == ["cpu-0", "stepping,"]
+    assert job.good("status", "cart").splitlines()[0] == "cart: Running"
