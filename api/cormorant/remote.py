@@ -6,9 +6,7 @@ from typing import Unpack
 
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
-from cormorant_client.client import check_options
 from cormorant_client.transport import read_token
-from cormorant_contract.arguments import check_types, refuse_empty
 
 __all__ = ["connect"]
 
@@ -37,15 +35,12 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates; or there is no such job, or it has no head.
     """
-    refuse_empty(BadAddress, head=head, namespace=namespace, context=context)
-    check_types(BadAddress, dict.fromkeys(("head", "namespace", "context"), str | None), locals())
     if not head or set(head) & set(":/"):
         if namespace or context:
             raise BadAddress(
                 f"namespace and context belong to a job's name, and head is {head!r}; leave them out, or name the job"
             )
         return connect_to_url(head, **options)
-    check_options(options)
     try:
         from cormorant_cli.cluster import connected
         from cormorant_cli.connection import connect_to_job

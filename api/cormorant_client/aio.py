@@ -11,17 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import asynccontextmanager, suppress
 from functools import partial, update_wrapper
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, FleetError, WeightsError
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
 from cormorant_client.head import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
-from cormorant_contract.arguments import check_types
 from cormorant_contract.fleet import State
 from cormorant_contract.rest.live import Event
 from cormorant_contract.weights import Publishable
@@ -116,7 +114,6 @@ class AsyncClient:
         metadata: Mapping[str, str] | None = None,
     ) -> "AsyncUpdate":
         """Publish weights. Tensors are copied before the first await."""
-        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         body = make_body(weights, model=model, metadata=metadata).copied()
         publish = partial(self._client._publish, body, version=version, wait=wait)
         return AsyncUpdate(await self._call_in(self._publishing, publish), self._call)
@@ -135,7 +132,6 @@ class AsyncClient:
 
     async def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
         """See `Client.next_batch`. A canceled call loses nothing: the next call returns its batch."""
-        check_types(FleetError, {"timeout": Real | None}, locals())
         stream = self._stream = self._stream or self.batches()
         try:
             async with asyncio.timeout(timeout):

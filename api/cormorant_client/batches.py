@@ -13,7 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from numbers import Real
 from pathlib import Path
 from typing import Generic, Literal, Self, TypedDict, TypeVar
 
@@ -22,7 +21,6 @@ from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, Fle
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
-from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.errors import did_you_mean
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest.batches import MemoryBatch
@@ -71,7 +69,6 @@ class RemoteBatches(Generic[T]):
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
             HeadError: the head refused, for example because of the token.
         """
-        check_types(FleetError, {"timeout": Real | None}, locals())
         if (current := self._fetcher.take_current()) is not None:
             current.ack()
         if (delivery := self._fetcher.take(timeout)) is None:
@@ -114,9 +111,6 @@ class _Fetcher:
         options = StreamOptions.__annotations__
         for name in wanted.keys() - options:
             raise FleetError(f"an iteration has no option {name}{did_you_mean(name, options)}")
-        given = {name: wanted.get(name) for name in ("frames", "consumer", "memory")}
-        refuse_empty(FleetError, **given)
-        check_types(FleetError, options, wanted)
         self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""

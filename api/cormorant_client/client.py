@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from pydantic import ValidationError
@@ -33,13 +33,11 @@ from cormorant_client.errors import (
     StateError,
     UpdateFailed,
     VersionTaken,
-    WeightsError,
 )
 from cormorant_client.head import HeadConnection, parse_events, quoted, read_events
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
 from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp, parse_address, read_token
-from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest import updates as rest
@@ -111,7 +109,8 @@ def connect(
     Raises:
         BadAddress: invalid URL, token or certificates.
     """
-    check_options(locals())
+    if token and token_file:
+        raise BadAddress("token and token_file both give a token; pass only one of them")
     url = url or os.environ.get("CORMORANT_URL")
     if not (token or token_file):
         token, token_file = os.environ.get("CORMORANT_TOKEN") or None, os.environ.get("CORMORANT_TOKEN_FILE")
@@ -144,16 +143,6 @@ def connect(
     )  # fmt: skip
     head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
     return Client(head, again, allow_nonfinite=allow_nonfinite)
-
-
-def check_options(given: Mapping[str, Any]) -> None:
-    """Raise BadAddress for the first argument of `connect` that is empty or of another type."""
-    types = {"url": str | None, **ConnectOptions.__annotations__}
-    may_be_empty = ("reconnect_s", "allow_nonfinite")
-    refuse_empty(BadAddress, **{name: given[name] for name in types if name in given and name not in may_be_empty})
-    check_types(BadAddress, types, given)
-    if given.get("token") and given.get("token_file"):
-        raise BadAddress("token and token_file both give a token; pass only one of them")
 
 
 @contextmanager
@@ -247,7 +236,6 @@ class Client(Fleet):
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
-        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
         return self._publish(make_body(weights, model=model, metadata=metadata), version=version, wait=wait)
 
     def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
@@ -334,7 +322,6 @@ class Client(Fleet):
 
     def streaming_split(self, n: int) -> tuple[RemoteShard, ...]:
         """See `Fleet.streaming_split`; learners may be in separate processes."""
-        check_count(FleetError, n=n)
         self._end_stream()
         return tuple(RemoteShard(self.again, f"{default_owner()}-{rank}") for rank in range(n))
 
@@ -376,7 +363,6 @@ class Client(Fleet):
         Raises:
             ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
         """
-        refuse_empty(FleetError, owner=owner, ttl=ttl)
         with _stated():
             wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
         pause = Pause(self._head, wanted)
@@ -389,7 +375,6 @@ class Client(Fleet):
 
     def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""
-        refuse_empty(FleetError, owner=owner)
         with _stated():
             wanted = ResumeRequest(owner=owner or default_owner())
         return self._head.parse(Pauses, self._head.post("/v1/resume", wanted))

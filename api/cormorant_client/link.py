@@ -9,8 +9,6 @@ from cormorant_client.batches import StreamOptions
 from cormorant_client.client import Client
 from cormorant_client.errors import BatchTimeout
 from cormorant_client.publishing import MAIN_MODEL
-from cormorant_contract.arguments import check_types, refuse_empty
-from cormorant_contract.errors import FleetError
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
@@ -61,8 +59,6 @@ class LearnerLink:
             model: name of the model.
             batches: options of `Client.batches`.
         """
-        refuse_empty(FleetError, publish_every=publish_every)
-        check_types(FleetError, {"client": Client, "publish_every": int}, locals())
         self._client = client
         self._weights = weights
         self._publish_every = publish_every

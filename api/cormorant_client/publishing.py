@@ -17,7 +17,6 @@ from cormorant_client.delivery import NAME_BY_NUMPY, Array, view
 from cormorant_client.errors import NotFound, UpdateFailed, WeightsError
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.transport import Bytes
-from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.fleet import Receipt
 from cormorant_contract.rest import updates as rest
 from cormorant_contract.tensor_file import MAX_METADATA_BYTES, TORCH_NAMES, TensorFile, make_header
@@ -68,7 +67,6 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
         WeightsError: something in it is not a tensor, the file is not a safetensors file, or the metadata is not
             strings, too long, or given for a file, which has its own.
     """
-    refuse_empty(WeightsError, model=model)
     data = file_of(weights)
     if metadata and data is not None:
         raise WeightsError("metadata cannot be added to a safetensors file; save the file with its metadata")

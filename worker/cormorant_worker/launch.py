@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
-from cormorant_contract.arguments import refuse_empty
 from cormorant_contract.fleet import read_state
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -136,7 +135,6 @@ def open_fleet(
         init_random_frames=init_random_frames, on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode,
         seed=seed, collection=collection, info=info,
     )  # fmt: skip
-    refuse_empty(ManifestError, device=device, storing_device=storing_device, resume=resume)
     state = None if resume is None else read_state(resume)
     if engine is None:
         fork_server(WORKERS)  # imports torch while this process does
@@ -153,8 +151,6 @@ def open_fleet(
     given: dict[str, Any] = {field: str(value) for field, value in devices.items() if value is not None}  # torch.device
     given |= {} if workers is None else {"workers": workers}
     options = FleetOptions() if options is None else options
-    if not isinstance(options, FleetOptions):
-        raise ManifestError(f"options is {options!r}; give cormorant.FleetOptions(), or None for the defaults")
     for field, value in given.items():
         if (other := getattr(options, field)) != getattr(FleetOptions(), field):
             raise ManifestError(
@@ -224,7 +220,6 @@ def make_collector(
     from cormorant_worker.collect.place import WorkerPlace
     from cormorant_worker.envs.kinds import check_env
 
-    refuse_empty(ManifestError, device=device)
     job, overrides = describe_job(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
@@ -278,9 +273,6 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
     Raises:
         ManifestError: the manifest is refused, with every problem found; or none of the file's jobs has that name.
     """
-    refuse_empty(ManifestError, manifest=manifest, name=name)
-    if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
-        raise ManifestError(f"a {type(manifest).__name__} is not a manifest; pass environments as env=")
     source = "the manifest"
     try:
         if isinstance(manifest, CollectorJob):

@@ -6,14 +6,13 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from numbers import Real
+from operator import index
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from cormorant_contract.arguments import check_count, check_types, refuse_empty
 from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard, State, Stats, read_state
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.weights import Publishable
-from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed, WeightsError
+from cormorant_worker.errors import BatchTimeout, ControlTimeout, FleetError, UpdateFailed
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.slot import WorkerStats
@@ -56,7 +55,6 @@ class LocalBatches(Batches):
 
     def next(self, timeout: float | None = None) -> "TensorDict | None":
         """Return the last batch's memory and wait for the next batch; None at the end."""
-        check_types(FleetError, {"timeout": Real | None}, locals())
         fleet = self._owner._fleet
         self._lent.swap(None)
         try:
@@ -206,7 +204,6 @@ class LocalFleet(Fleet):
 
     def streaming_split(self, n: int) -> tuple[LocalShard, ...]:
         """See `Fleet.streaming_split`; for threads of this process."""
-        check_count(FleetError, n=n)
         self._lent.swap(None)
         return tuple(LocalShard(self) for _ in range(n))
 
@@ -236,11 +233,11 @@ class LocalFleet(Fleet):
             UpdateFailed: with `wait`, no worker used them in time.
             FleetError: there is no such worker; nothing was published.
         """
-        refuse_empty(FleetError, workers=workers)
-        check_types(FleetError, {"workers": Sequence[str] | None}, locals())
-        check_types(WeightsError, {"version": int | None, "wait": Real}, locals())
+        if workers is not None and not workers:
+            raise FleetError("workers is empty; name workers, or leave it out to publish to all of them")
+        number = None if version is None else index(version)
         found = self._fleet.publish(
-            weights, version=version, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
+            weights, version=number, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
         )
         receipt = FleetReceipt(self, found.version)
         return receipt if found.applied or not wait else receipt.wait(0)

@@ -6,12 +6,11 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from numbers import Integral
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cormorant_contract import errors as contract
-from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.fleet import Stats
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -97,8 +96,6 @@ def evaluate(
         WeightsError: a weights file cannot be read.
         WorkerFailed, EnvError: weights do not fit the policy; an environment or the policy fails.
     """
-    refuse_empty(ManifestError, weights=weights, directory=directory, device=device, engine=engine)
-    check_types(ManifestError, {"directory": str | Path | None, "look": Callable[..., Any], "videos": int}, locals())
     if videos and (not directory or "://" in str(directory)):
         raise EvaluationError("videos need a folder of this machine; pass directory=")
     if engine is not None and not directory:
@@ -158,10 +155,9 @@ def evaluation_job(
     collection["framesPerBatch"] = job.spec.env.num_envs
     collection["episodes"] = dict(collection.get("episodes") or {})
     if episodes is not None:
-        many = [episodes] if isinstance(episodes, str) or not isinstance(episodes, Iterable) else [*episodes]
-        if not all(isinstance(n, Integral) for n in many):
-            raise ManifestError(f"episodes is {episodes!r}; give a number of episodes, or a list of seeds")
-        given = {"seeds": [int(n) for n in many]} if isinstance(episodes, Iterable) else {"count": int(episodes)}
+        given: dict[str, Any] = (
+            {"seeds": [*map(index, episodes)]} if isinstance(episodes, Iterable) else {"count": index(episodes)}
+        )
         kept = {name: value for name, value in collection["episodes"].items() if name in _KEPT_OF_EPISODES}
         collection["episodes"] = {**kept, **given}
     elif not collection["episodes"]:
@@ -237,8 +233,8 @@ def _weights_files(weights: Publishable | Files | None) -> Iterator[tuple[str, .
         yield ()
     elif isinstance(weights, str | os.PathLike | list | tuple):
         files = weights if isinstance(weights, list | tuple) else [weights]
-        if wrong := [file for file in files if not isinstance(file, str | os.PathLike)]:
-            raise ManifestError(f"weights lists a {type(wrong[0]).__name__}; list paths or URIs of weights files")
+        if not files:
+            raise ManifestError("weights is an empty list; name files, or leave it out")
         yield tuple(str(file) if "://" in str(file) else str(Path(file).resolve()) for file in files)
     else:
         with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:

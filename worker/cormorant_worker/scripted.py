@@ -10,7 +10,6 @@ from functools import partial
 from typing import Any, Literal, Protocol
 
 from cormorant_contract import errors as contract
-from cormorant_contract.arguments import check_types
 from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -51,12 +50,6 @@ _OF_COLLECTION = {
     "seed": "seed",
 }
 """Arguments, and the fields of `spec.collection` that say the same."""
-_TYPES = {
-    "policy": PolicyChoice | None,
-    "policy_factory": Callable[..., Any] | None,
-    "on_policy": bool,
-    "collection": Mapping[str, Any] | None,
-}
 _OF_ENV = {"num_envs": "numEnvs", "vectorization_mode": "vectorization"}
 _ENVPOOL = "envpool:"
 
@@ -173,7 +166,6 @@ class Scripted:
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
     def _check(self) -> None:
-        check_types(ManifestError, _TYPES, {name: getattr(self, name) for name in _TYPES})
         # What `env` or `collection`, as mappings, say themselves.
         mode = self.vectorization_mode
         if mode is not None and self._steps_itself:
@@ -234,8 +226,4 @@ def script_job(spec: Mapping[str, Any]) -> CollectorJob:
 
 def info_block(info: Sequence[str | Mapping[str, Any]] | None) -> dict[str, Any]:
     """`spec.env.info` from keys, or from items as a manifest spells them."""
-    if isinstance(info, str):
-        raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
-    if not (isinstance(info, Sequence | None) and all(isinstance(item, str | Mapping) for item in info or ())):
-        raise ManifestError(f"info is {info!r}; pass a list of keys, or of items as spec.env.info has them")
     return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}

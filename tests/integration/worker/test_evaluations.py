@@ -312,8 +312,8 @@ def test_pairings_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     game = versus(GAME, player_0=BOARD, player_1={"model": "player_0"})
     with pytest.raises(ManifestError, match=r"289 pairings for the 2 groups of .*, and at most 256 are played"):
         evaluate(game, [f"{number}.safetensors" for number in range(17)], episodes=1)
-    with pytest.raises(ManifestError, match="weights lists a Board; list paths or URIs"):
-        evaluate(game, [Board(None, None)], episodes=1)
+    with pytest.raises(ManifestError, match="weights is an empty list; name files"):
+        evaluate(game, [], episodes=1)
     for files in (numbered(tmp_path, 1), [numbered(tmp_path, 1), *boards(tmp_path, 1)]):
         misfit = r"1\.safetensors do not fit the policy.* missing: player_0/likes\.weight; missing"
         with pytest.raises(WorkerFailed, match=misfit):

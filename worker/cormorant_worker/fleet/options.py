@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from cormorant_contract.arguments import check_types, refuse_empty
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import LastWorker, ManifestError
@@ -59,12 +58,8 @@ class FleetOptions:
     manifest's step and reset limits, at least 120 s."""
 
     def __post_init__(self) -> None:
-        refuse_empty(
-            ManifestError, device=self.device, storing_device=self.storing_device, hang_timeout_s=self.hang_timeout_s
-        )
-        if self.workers is not None and not (isinstance(self.workers, int) and self.workers > 0):
+        if self.workers is not None and self.workers < 1:
             raise LastWorker(f"workers is {self.workers!r}; give a number from 1 on, or None for the manifest's")
-        check_types(ManifestError, FleetOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
         if self.storing_device != "cpu":
             from cormorant_worker.collect.place import find_device  # imports torch
 
@@ -102,8 +97,6 @@ class RayOptions:
     machine's memory."""
 
     def __post_init__(self) -> None:
-        refuse_empty(ManifestError, address=self.address, object_store_bytes=self.object_store_bytes)
-        check_types(ManifestError, RayOptions.__annotations__, {name: getattr(self, name) for name in self.__slots__})
         if self.address and self.object_store_bytes:
             raise ManifestError(
                 f'object_store_bytes={self.object_store_bytes} cannot change the running cluster "{self.address}"; '

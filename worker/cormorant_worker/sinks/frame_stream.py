@@ -2,13 +2,11 @@
 
 import os
 from collections.abc import Callable, Iterator
-from numbers import Integral
 
 import torch
 from tensordict import TensorDict
 from torch.utils.data import IterableDataset, get_worker_info
 
-from cormorant_contract.arguments import check_types
 from cormorant_worker.errors import DatasetError
 
 
@@ -51,7 +49,6 @@ class FrameStream(IterableDataset[TensorDict]):
 
 def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """This process's rank and the number of ranks. Raises DatasetError."""
-    check_types(DatasetError, dict.fromkeys(("rank", "world_size"), Integral | None), locals())
     if (rank is None) != (world_size is None):
         raise DatasetError(f"rank is {rank} and world_size is {world_size}; give both or neither")
     if rank is None or world_size is None:

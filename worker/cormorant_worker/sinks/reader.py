@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 from gymnasium.envs.registration import EnvSpec
 
-from cormorant_contract.arguments import check_types
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import DatasetPart, StoredDataset, existing_dataset
 from cormorant_worker.sinks.schema import FrameSchema, column_name
@@ -338,7 +337,6 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
 
 def _generator(*seeds: int) -> np.random.Generator:
     """A generator from any numbers, negative ones too."""
-    check_types(DatasetError, {"seed": Integral}, {"seed": seeds[0]})
     return np.random.default_rng([int(seed) % 2**63 for seed in seeds])
 
 
