@@ -150,6 +150,10 @@ def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> No
 
 def test_job_survives_uninstalling_and_is_adopted(job: Job, learner: Learner, installed: Installation) -> None:
     pods = job.pods()
+    installed.upgrade("resources.requests.cpu=30m")  # another pod of the operator
+    collected = job.frames()
+    learner.step(4)
+    job.until(lambda: job.frames() > collected, what="the upgraded operator counts on")
     installed.release.uninstall()
     installed.operators.until(lambda: not installed.operators.items("pods"), what="the operator is gone")
     collected = job.frames()

@@ -50,11 +50,6 @@ def pod_template(manifests: Iterable[Manifest]) -> Manifest:
     return template
 
 
-def package(chart: Path, folder: Path) -> Path:
-    """The chart as users get it."""
-    return Path(helm("package", str(chart), "--destination", str(folder)).stdout.rpartition(": ")[2].strip())
-
-
 class Release:
     """One release in one namespace of the API server of KUBECONFIG."""
 

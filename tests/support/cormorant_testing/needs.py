@@ -10,7 +10,7 @@ from typing import Literal, NoReturn, get_args
 import pytest
 
 VARIABLE = "CORMORANT_REQUIRE"
-Need = Literal["cluster", "helm", "nodes", "images", "history", "kueue", "podgroups", "prometheus", "chromium"]
+Need = Literal["cluster", "helm", "nodes", "images", "kueue", "podgroups", "prometheus", "chromium"]
 
 
 def required() -> frozenset[str]:

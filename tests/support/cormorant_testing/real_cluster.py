@@ -67,8 +67,8 @@ def build_image(image: str, context: Path, *options: str) -> None:
 class Images:
     """The operator's image and the one without CUDA of this checkout, in the cluster."""
 
-    def __init__(self, tag: str = "") -> None:
-        self.tag = tag or os.environ.get("CORMORANT_IMAGE_TAG", "") or f"test-{_digest()[:12]}"
+    def __init__(self) -> None:
+        self.tag = os.environ.get("CORMORANT_IMAGE_TAG", "") or f"test-{_digest()[:12]}"
         self.job, self.operator = f"{PREFIX}/cormorant-cpu:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
         self.job_mb = 0
         """Size of the file system that a job's containers see."""
@@ -79,18 +79,6 @@ class Images:
         for image, target in ((self.operator, "operator"), (self.job, "cpu")):
             if image not in found:
                 build_image(image, ROOT, "--target", target)
-
-    def with_code_of(self, checkout: Path) -> "Images":
-        """Images with the dependencies of these, and the code of another revision."""
-        others = Images(f"{self.tag}-of-another")
-        for base, image in ((self.operator, others.operator), (self.job, others.job)):
-            dockerfile = checkout / "Dockerfile.of-another"
-            dockerfile.write_text(
-                f"FROM {base}\nUSER root\nRUN rm -rf /opt/cormorant/cormorant_*\n"
-                "COPY api worker operator /opt/cormorant/\nUSER 65532:65532\n"
-            )
-            build_image(image, checkout, "-f", str(dockerfile))
-        return others
 
     def unpack(self, namespace: Namespace) -> float:
         """Run a pod of the jobs' image once: a first container waits for gigabytes. Returns the seconds."""
