@@ -7,8 +7,6 @@ account's token.
 import base64
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
-import yaml
 
 from cormorant_testing.api_proxy import RecordingProxy, Right, write_kubeconfig
 from cormorant_testing.helm import CHART, Release, find, helm, render
@@ -249,31 +246,3 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
     assert proxy.denied == set()
     unasked = ASKED_BY_ADMISSION | ASKED_OF_A_TAINT | ASKED_OF_POD_GROUPS
     assert proxy.used - ASKED_OF_POD_GROUPS == granted(release, is_cluster_wide=is_cluster_wide) - unasked
-
-
-def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:
-    release.install(f"watchNamespaces={{{namespace.name}}}")
-    hooks = [m for m in yaml.safe_load_all(helm("get", "hooks", "cormorant", "-n", namespace.name).stdout) if m]
-    pod = find(hooks, "Pod")
-    # The restricted namespace takes the pod, and nobody runs it: its script is run here, with its rights.
-    for manifest in hooks:
-        namespace("create", "-f", "-", document=manifest)
-    with StubHeads() as heads:
-        installed = Installed(namespace, tmp_path, heads)
-        account, operator = tmp_path / "account", f"http://127.0.0.1:{installed.probe_port}"
-        account.mkdir()
-        (account / "token").write_text(installed.token("cormorant-test"))
-        (account / "namespace").write_text(namespace.name)
-        (account / "ca.crt").write_text(installed.ca)
-        script = pod["spec"]["containers"][0]["args"][0]
-        command = [sys.executable, "-c", script, installed.server, operator, str(account)]
-
-        def run() -> subprocess.CompletedProcess[str]:
-            return subprocess.run(command, capture_output=True, text=True, timeout=60)
-
-        silent = run()
-        assert silent.returncode == 1
-        assert silent.stdout == "the API server takes a CollectorJob\n"
-        assert f"the operator {operator} is not ready" in silent.stderr
-        with installed.behind_a_proxy():
-            namespace.until(lambda: run().returncode == 0, what="helm test succeeds")
