@@ -5,8 +5,6 @@ import subprocess
 import tomllib
 from pathlib import Path
 
-import yaml
-
 ROOT = Path(__file__).resolve().parents[2]
 PIN = re.compile(r"(?m)^([a-z0-9-]+)==([^\s;]+)")
 SCRIPT = ROOT / ".github" / "release"
@@ -15,19 +13,6 @@ SCRIPT = ROOT / ".github" / "release"
 def test_package_chart_and_changelog_have_one_version() -> None:
     done = subprocess.run([SCRIPT, "versions"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_every_page_names_the_kubernetes_version_of_the_chart() -> None:
-    chart = yaml.safe_load((ROOT / "charts" / "cormorant" / "Chart.yaml").read_text())
-    oldest = chart["kubeVersion"].removeprefix(">=").removesuffix(".0-0")
-    pages = [ROOT / "README.md", *ROOT.glob("charts/**/*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("api/**/*.md")]
-    named = {
-        (page.name, version)
-        for page in pages
-        for version in re.findall(r"(?:Kubernetes|kubectl) ([\d.]+) or newer", page.read_text())
-    }
-    assert ("README.md", oldest) in named
-    assert [(page, version) for page, version in named if version != oldest] == []
 
 
 def test_every_extra_is_installed_alone_before_a_release() -> None:
@@ -48,9 +33,3 @@ def test_every_dependency_of_images_has_a_digest() -> None:
     lines = (ROOT / "images" / "constraints.txt").read_text().splitlines()
     bare = [line for line in lines if not re.search(r" --hash=sha256:[0-9a-f]{64}", line)]
     assert bare == [], "run: .venv/bin/python images/lock.py"
-
-
-def test_what_the_cpu_image_leaves_out_is_a_dependency() -> None:
-    known = dict(PIN.findall((ROOT / "images" / "constraints.txt").read_text()))
-    excluded = [line for line in (ROOT / "images" / "excludes-cpu.txt").read_text().split("\n") if line[:1].isalpha()]
-    assert [name for name in excluded if name not in known] == []
