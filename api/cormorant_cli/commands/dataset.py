@@ -39,7 +39,7 @@ def ls(uri: Uri) -> None:
             high = max((record.max_policy_version for record in part.records), default=None)
             counts = {"frames": part.frames, "shards": shards, "sizeBytes": size, "trajectoriesEnded": ended}
             versions = {"minPolicyVersion": low, "maxPolicyVersion": high}
-            rows.append({"part": part.name, **counts, **versions, "leftovers": dataset.leftovers(part)})
+            rows.append({"part": part.name, **counts, **versions})
             shown = "-" if low is None else f"{low}..{high}"
             lines.append([part.name, f"{part.frames:,}", f"{shards:,}", size_of(size), f"{ended:,}", shown])
     frames = sum(part.frames for part in parts)
@@ -59,7 +59,7 @@ def verify(uri: Uri) -> None:
 
         report = check(uri)
     if not speaks_json():
-        for line in (*report.problems, *(f"note: {note}" for note in report.notes)):
+        for line in report.problems:
             typer.echo(line, err=True)
     where = f"{counted(report.shards, 'shard')} of {counted(report.parts, 'part')}"
     verdict = f"{uri}: ok, {counted(report.frames, 'frame')} in {where}, {size_of(report.size_bytes)}"

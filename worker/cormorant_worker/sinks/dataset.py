@@ -38,8 +38,6 @@ class DatasetPart:
     name: str
     records: tuple[ShardRecord, ...]
     """Sealed shards, in order."""
-    is_torn: bool
-    """A crash truncated the manifest's last line; its shard does not count."""
 
     @property
     def frames(self) -> int:
@@ -114,9 +112,9 @@ class StoredDataset:
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
         with _explained(f"{self.uri}/{name}"):
-            notes = self.store.end_part(name) if has_ended else self.store.notes(name)
+            lines = self.store.end_part(name) if has_ended else self.store.lines(name)
         records = []
-        for number, line in enumerate(notes.lines, start=1):
+        for number, line in enumerate(lines, start=1):
             try:
                 records.append(ShardRecord.model_validate_json(line))
             except ValidationError as error:
@@ -126,7 +124,7 @@ class StoredDataset:
                     f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}, found {wrong['input']!r}; restore the file "
                     "from a copy"
                 ) from error
-        return DatasetPart(name=name, records=tuple(records), is_torn=notes.is_torn)
+        return DatasetPart(name=name, records=tuple(records))
 
     def iter_frames(self, part: DatasetPart, schema: FrameSchema | None = None) -> Iterator[Frames]:
         """A part's durable frames as they were collected, one batch in memory at a time: views of the shard's file, or
@@ -199,13 +197,6 @@ class StoredDataset:
                     "(vm.overcommit_memory, ulimit -n)"
                 ) from error
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
-
-    def leftovers(self, part: DatasetPart) -> tuple[str, ...]:
-        """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them."""
-        with _explained(f"{self.uri}/{part.name}"):
-            files = self.store.files(part.name)
-        known = {record.shard for record in part.records}
-        return tuple(file for file in files if file not in known)
 
 
 def open_store(uri: str) -> DatasetStore:

@@ -28,7 +28,6 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -53,13 +52,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Notes:
-    lines: tuple[str, ...]
-    is_torn: bool = False
-    """True if a crash cut off the last line, which is not among `lines`."""
-
-
 class _EndedParts(ABC):
     """Manifest lines, of which those do not count that come after the fleet has ended their part."""
 
@@ -70,23 +62,22 @@ class _EndedParts(ABC):
     def write_root_once(self, name: str, data: bytes) -> None: ...
 
     @abstractmethod
-    def _notes_of(self, part: str) -> Notes:
+    def _all_lines(self, part: str) -> list[str]:
         """All lines, whether they count or not."""
 
-    def notes(self, part: str) -> Notes:
+    def lines(self, part: str) -> list[str]:
         """The lines of a part's manifest that end with a newline, and count."""
-        found = self._notes_of(part)
-        return replace(found, lines=found.lines[: self._read_end(part)])
+        return self._all_lines(part)[: self._read_end(part)]
 
-    def end_part(self, part: str) -> Notes:
+    def end_part(self, part: str) -> list[str]:
         """The lines of a part whose writer has ended or is lost; what it writes later does not count."""
-        counted, found = self._read_end(part), self._notes_of(part)
+        counted, found = self._read_end(part), self._all_lines(part)
         if counted is None:
-            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(found.lines)}).encode())
+            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(found)}).encode())
             counted = self._read_end(part)
         # Another head may have ended it a moment later.
-        is_whole = counted is not None and counted <= len(found.lines)
-        return replace(found, lines=found.lines[:counted]) if is_whole else self.notes(part)
+        is_whole = counted is not None and counted <= len(found)
+        return found[:counted] if is_whole else self.lines(part)
 
     def _refuse_late(self, part: str, number: int) -> None:
         """Raise OSError where the part was ended before its `number`-th line was written."""
@@ -151,26 +142,21 @@ class LocalStore(_EndedParts):
             sync_path(self.root / part)
         self._refuse_late(part, number)
 
-    def end_part(self, part: str) -> Notes:
+    def end_part(self, part: str) -> list[str]:
         try:
             (self.root / part).mkdir(exist_ok=True)  # a writer that has not begun it cannot begin it then
             return super().end_part(part)
         except OSError as error:
             late = "if its worker still runs and writes when there is room, the dataset has frames that are not counted"
             log.warning("part_not_ended", folder=f"{self.root / part}", reason=f"{error.strerror}; {late}")
-        return self.notes(part)
+        return self.lines(part)
 
-    def _notes_of(self, part: str) -> Notes:
+    def _all_lines(self, part: str) -> list[str]:
         try:
             text = (self.root / part / _MANIFEST).read_bytes()
         except FileNotFoundError:
-            return Notes(lines=())
-        *lines, rest = text.split(b"\n")
-        return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
-
-    def files(self, part: str) -> list[str]:
-        """Names of a part's shards, published or not, sorted; its manifest and its end are not among them."""
-        return sorted(entry.name for entry in (self.root / part).iterdir() if entry.name not in (_MANIFEST, _ENDED))
+            return []
+        return [line.decode("utf-8", "replace") for line in text.split(b"\n")[:-1]]
 
     def open(self, part: str, name: str) -> Any:
         """A published shard as a pyarrow.NativeFile, mapped into memory, where writes stay in this process."""
@@ -302,7 +288,7 @@ class ObjectStore(_EndedParts):
         self._refuse_late(part, number)
         lines.append(line)
 
-    def _notes_of(self, part: str) -> Notes:
+    def _all_lines(self, part: str) -> list[str]:
         """Of each `_LINES` objects the last one has all their lines."""
         found: list[str] = []
         manifest = f"{part}/{_LINES_FOLDER}"
@@ -310,10 +296,7 @@ class ObjectStore(_EndedParts):
         for first in range(0, len(names), _LINES):
             data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
             found += [] if data is None else data.decode("utf-8", "replace").splitlines()
-        return Notes(lines=tuple(found))
-
-    def files(self, part: str) -> list[str]:
-        return [name for name in self._find(part) if not name.startswith((f"{_LINES_FOLDER}/", _ENDED))]
+        return found
 
     def open(self, part: str, name: str) -> Any:
         data = self.read_root(f"{part}/{name}")

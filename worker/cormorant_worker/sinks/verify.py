@@ -29,8 +29,6 @@ class Report:
     ends: int
     problems: tuple[str, ...]
     """Problems found, one sentence each; empty for a valid dataset."""
-    notes: tuple[str, ...]
-    """Harmless files that a crash left behind; not part of the dataset."""
 
     @property
     def is_good(self) -> bool:
@@ -44,7 +42,6 @@ def verify(uri: str) -> Report:
     dataset = existing_dataset(uri)
     parts: list[DatasetPart] = []
     problems: list[str] = []
-    notes: list[str] = []
     stretches: list[Array] = []
     for name in dataset.part_names():
         try:
@@ -56,12 +53,6 @@ def verify(uri: str) -> Report:
         continuity = _Continuity()
         problems += _check_part(dataset, part, continuity)
         stretches.append(continuity.stretches(len(parts) - 1))
-        if part.is_torn:
-            notes.append(f"{name}: the manifest's last line was cut off by a crash; that shard is not counted")
-        notes += (
-            f"{name}/{file}: left behind by a crash, or being written now; not counted"
-            for file in dataset.leftovers(part)
-        )
     problems += _check_shared(stretches, [part.name for part in parts])
     records = [record for part in parts for record in part.records]
     return Report(
@@ -72,7 +63,6 @@ def verify(uri: str) -> Report:
         size_bytes=sum(record.size_bytes for record in records),
         ends=sum(record.ends for record in records),
         problems=tuple(problems),
-        notes=tuple(notes),
     )
 
 
