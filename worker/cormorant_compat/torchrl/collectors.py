@@ -22,7 +22,7 @@ from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
 from cormorant_compat.torchrl.plan import CollectionPlan, Maker, Mode, count_collectors, share_out
 from cormorant_compat.torchrl.settings import (
-    LocalKeywords,
+    CollectorKeywords,
     MakerKeywords,
     OneCollectorKeywords,
     devices_of,
@@ -92,7 +92,7 @@ class Collector(FleetCollector):
         num_collectors: int | None = None,
         sync: bool | None = None,
         backend_options: Mapping[str, Any] | None = None,
-        **kwargs: Unpack[LocalKeywords],
+        **kwargs: Unpack[CollectorKeywords],
     ) -> None:
         """Build the environments, and try the policy. A list of environments or makers is one batch of environments.
 
@@ -163,7 +163,7 @@ class _MultiCollector(FleetCollector):
         frames_per_batch: int,
         num_workers: int | None = None,
         create_env_kwargs: "Keywords | None" = None,
-        **kwargs: Unpack[LocalKeywords],
+        **kwargs: Unpack[CollectorKeywords],
     ) -> None:
         """Start the collectors and wait until each has its first observation.
 

@@ -104,7 +104,7 @@ class CollectorSettings:
 
 
 class CollectorKeywords(TypedDict, total=False):
-    """The fields of `CollectorSettings` but the first, and what is ignored, for type checkers and editors."""
+    """The fields of `CollectorSettings` but the first, for type checkers and editors, which refuse what is ignored."""
 
     total_frames: int | None
     max_frames_per_traj: int | None
@@ -128,43 +128,13 @@ class CollectorKeywords(TypedDict, total=False):
     pin_memory: bool
     vectorization: Literal["subprocess", "inline"]
     info: Sequence[str | Mapping[str, Any]]
-    auto_register_policy_transforms: object
-    extend_buffer: object
-    no_cuda_sync: object
-    num_sub_threads: object
-    num_threads: object
-    return_same_td: object
-    use_buffers: object
-    use_env_creator: object
-    cat_results: Literal["stack"] | None
-    compile_policy: Literal[False] | None
-    cudagraph_policy: Literal[False] | None
-    init_fn: None
-    interruptor: None
-    preemptive_threshold: Literal[1] | None
-    reset_when_done: Literal[True]
-    set_truncated: Literal[False]
-    track_policy_version: Literal[False] | None
-    track_traj_ids: Literal[True]
-    trajs_per_write: None
-    update_at_each_batch: Literal[False]
-    worker_idx: None
 
 
-class LocalKeywords(CollectorKeywords, total=False):
-    """Arguments that RayCollector has in another form, and that are ignored elsewhere."""
-
-    collector_class: None
-    weight_recv_schemes: Mapping[str, Any] | None
-    weight_sync_schemes: Mapping[str, Any] | None
-    weight_updater: None
-
-
-class MakerKeywords(LocalKeywords, total=False):
+class MakerKeywords(CollectorKeywords, total=False):
     frames_per_batch: int
 
 
-class OneCollectorKeywords(LocalKeywords, total=False):
+class OneCollectorKeywords(CollectorKeywords, total=False):
     frames_per_batch: Required[int]
     create_env_kwargs: "Keywords | None"
 

@@ -30,10 +30,8 @@ from cormorant_compat.torchrl.plan import CollectionPlan, count_collectors, next
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_compat.torchrl.pool import Pool, PoolOptions
 from cormorant_compat.torchrl.settings import (
-    MEANINGLESS,
-    NEUTRAL,
+    CollectorKeywords,
     CollectorSettings,
-    LocalKeywords,
     exploration_of,
     limit,
     own_settings,
@@ -51,8 +49,8 @@ from cormorant_worker.policy.exploration import ExplorationType
 
 def test_type_checkers_know_every_argument() -> None:
     settings = {field.name: field.type for field in fields(CollectorSettings) if field.name != "frames_per_batch"}
-    known = get_type_hints(LocalKeywords, localns={"Devices": object})
-    assert known.keys() == settings.keys() | set(MEANINGLESS) | NEUTRAL.keys()
+    known = get_type_hints(CollectorKeywords, localns={"Devices": object})
+    assert known.keys() == settings.keys()
     assert {name: known[name] for name in settings if "device" not in name} == {
         name: kind for name, kind in settings.items() if "device" not in name
     }
