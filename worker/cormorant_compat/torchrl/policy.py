@@ -87,16 +87,6 @@ def call_factory(factory: Callable[[], Any], is_trusted: bool) -> Any:
     return as_policy(factory(), is_trusted=is_trusted)
 
 
-def check_has_weights(policy: Any, wish: str) -> None:
-    """Refuse to publish by itself where there are no weights. `wish`: the argument that asks for it, and its value."""
-    if as_policy(policy) is None or not isinstance(policy, nn.Module | Mapping):
-        what = "there is no policy" if policy is None else f"the policy is a {type(policy).__name__}, which has none"
-        raise ValueError(
-            f"{wish} publishes the policy's weights, and {what}; give a module as the policy, or leave it out and call "
-            "update_policy_weights_ with weights"
-        )
-
-
 def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
     """A state dict of weights in any of TorchRL's forms, with the wrapper's prefix where `policy`, in use, has it."""
     if isinstance(given, nn.Module):

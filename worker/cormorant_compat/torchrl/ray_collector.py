@@ -12,9 +12,8 @@ from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag, p
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.plan import CollectionPlan, Maker, count_collectors, number_of, place_envs
-from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, check_has_weights, on_cpu
+from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, on_cpu
 from cormorant_compat.torchrl.settings import (
-    OWN_WHEN_ADDED,
     CollectorKeywords,
     broadcast,
     check_class,
@@ -53,8 +52,8 @@ class RayCollector(FleetCollector):
         collector_class: all of TorchRL's classes have the same effect.
         ray_init_config: an existing connection is kept; otherwise `address`, then the variable RAY_ADDRESS name the
             cluster; without them one is started on this machine, and stopped with the collector.
-        replay_buffer: TorchRL's RayReplayBuffer is extended by the collectors themselves, others where this object is;
-            buffer_in_workers, an argument of ours, says otherwise.
+        replay_buffer: TorchRL's RayReplayBuffer is extended by the collectors themselves, unless trajs_per_batch or
+            post_collect_hook need batches here; others where this object is.
         weight_updater: an object whose `push_weights(policy_or_weights=, worker_ids=)` replaces publishing, or a
             factory of one. Its `register_collector(collector)` is called if it has one.
         weight_sync_schemes: only a RayWeightSyncScheme for the policy is accepted, which is how weights travel anyway.
@@ -81,7 +80,6 @@ class RayCollector(FleetCollector):
         num_collectors: int | None = None,
         update_after_each_batch: bool = False,
         max_weight_update_interval: int = -1,
-        buffer_in_workers: bool | None = None,
         weight_updater: "WeightUpdater | Callable[[], WeightUpdater] | None" = None,
         weight_sync_schemes: Mapping[str, Any] | None = None,
         weight_recv_schemes: Mapping[str, Any] | None = None,
@@ -103,23 +101,14 @@ class RayCollector(FleetCollector):
             raise ValueError(
                 f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1"
             )
-        if updates and weight_updater is None:
-            check_has_weights(policy, "update_after_each_batch")
-        if interval >= 0 and weight_updater is None:
-            check_has_weights(policy, f"max_weight_update_interval {interval}")
         self._updates_each = updates
         self._update_interval = interval
         self._batches_since: Counter[str] = Counter()
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
         """Collectors of the last batch."""
-        is_remote_buffer = type(settings.replay_buffer).__name__ == "RayReplayBuffer"
-        self._extends_in_workers = settings.replay_buffer is not None and (
-            is_remote_buffer if buffer_in_workers is None else buffer_in_workers
-        )
         needs_batches = settings.trajs_per_batch is not None or settings.post_collect_hook is not None
-        if self._extends_in_workers and needs_batches:
-            raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
+        self._extends_in_workers = type(settings.replay_buffer).__name__ == "RayReplayBuffer" and not needs_batches
         self.weight_updater = read_updater(weight_updater)
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
@@ -187,7 +176,9 @@ class RayCollector(FleetCollector):
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
-        taken, overrides = own_settings(collector_kwargs, num_collectors=count, given={}, known=OWN_WHEN_ADDED)
+        taken, overrides = own_settings(collector_kwargs, num_collectors=count, given={})
+        if common := sorted(set(taken) - {"device", "policy_device", "env_device"}):
+            raise TypeError(f"collector_kwargs have {common[0]}, which all collectors have in common; leave it out")
         remote = remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)

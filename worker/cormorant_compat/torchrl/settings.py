@@ -11,7 +11,6 @@ import torch
 
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
 from cormorant_contract.base import COUNT_MAX
-from cormorant_contract.errors import did_you_mean
 from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.policy.exploration import ExplorationType
@@ -144,8 +143,7 @@ _FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.ty
 
 def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> CollectorSettings:
     """Check keyword arguments. `is_remote`: policies may act on other machines, whose devices are not known here.
-    Raises TypeError for an argument that TorchRL's collectors do not have, either, with near matches; ValueError for an
-    invalid value.
+    Raises TypeError for an argument that collectors here do not have, and ValueError for an invalid value.
     """
     schemes = {name: type(scheme).__name__ for name, scheme in (given.get("weight_sync_schemes") or {}).items()}
     if schemes and (set(schemes) != {MAIN_MODEL} or schemes[MAIN_MODEL] not in _SCHEMES):
@@ -159,14 +157,8 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         for name, value in given.items()
         if name not in MEANINGLESS and not any(value is one or value == one for one in NEUTRAL.get(name, ()))
     }
-    if refused := sorted(name for name in meant if name in NEUTRAL):
-        name = refused[0]
-        raise TypeError(
-            f"{name}={meant[name]!r} means something to TorchRL's own collectors and nothing here; leave it out"
-        )
     if unknown := sorted(set(meant) - set(known)):
-        hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
-        raise TypeError(f"collectors have no argument {unknown[0]}{hint}")
+        raise TypeError(f"collectors have no argument {unknown[0]}={meant[unknown[0]]!r}; known: {', '.join(known)}")
     settings = CollectorSettings(**meant)
     _check(settings)
     exploration_of(settings.exploration_type)
@@ -282,11 +274,8 @@ _CLASSES = (
 _CLASS_NAMES = ("single", "sync", "async")
 _COLLECTING = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 _SHARED = ("split_trajs", "postproc", "trust_policy")
-"""Settings that must be equal where several collectors have them."""
+"""Settings of all collectors."""
 _DEVICES = ("device", "storing_device", "policy_device", "env_device")
-OWN_WHEN_ADDED = (*_COLLECTING, "device", "policy_device", "env_device")
-"""Settings that collectors may have of their own; those that join others take the others' way for batches."""
-OWN = (*_COLLECTING, *_DEVICES, *_SHARED)
 _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
           "runtime_env", "scheduling_strategy")  # fmt: skip
 
@@ -302,39 +291,26 @@ def check_class(collector_class: Any) -> None:
 
 
 def own_settings(
-    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any], known: Sequence[str] = OWN
+    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any]
 ) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
-    """Read `collector_kwargs`: a mapping, or a list with one for each collector, of the `known` arguments. Returns
-    keyword arguments for all, devices of each among them (these take the place of `given`), and each collector's own
-    fields of `CollectorConfig`. Raises TypeError for an argument that a collector cannot have of its own, and
-    ValueError for a list of another length, a value that cannot be, or one that all collectors have otherwise.
+    """Read `collector_kwargs`: a mapping, or a list with one for each collector. Returns keyword arguments for all,
+    devices of each among them, in which they take the place of `given`; and each collector's own fields of
+    `CollectorConfig`. Raises TypeError for an argument that a collector cannot have of its own, and ValueError for a
+    list of another length, or a value that cannot be.
     """
-    if collector_kwargs is None:
-        return given, ({},) * num_collectors
     each = [
         {name: value for name, value in (one or {}).items() if name not in MEANINGLESS}
         for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)
     ]
-    for one in each:
-        if unknown := sorted(set(one) - set(known)):
-            hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
-            raise TypeError(f"collector_kwargs have no {unknown[0]}{hint}")
-    for name in sorted(set.intersection(*map(set, each)) & set(given)):
-        values = [one[name] for one in each]
-        if given[name] is not None and any(str(value) != str(given[name]) for value in values):
-            found = values[0] if len(set(map(str, values))) == 1 else values
-            raise ValueError(f"{name} is {given[name]!r}, and collector_kwargs has {found!r}; keep one of them")
-    result = dict(given)
+    shared = _SHARED if isinstance(collector_kwargs, Mapping) else ()
+    known = (*_COLLECTING, *_DEVICES, *shared)
+    if unknown := sorted({name for one in each for name in one} - set(known)):
+        raise TypeError(f"collector_kwargs have no {unknown[0]}; known: {', '.join(known)}")
+    result = {**given, **{name: each[0][name] for name in shared if name in each[0]}}
     for name in _DEVICES:
         if any(name in one for one in each):
             usual = broadcast(given.get(name), name, num_collectors)
             result[name] = [one.get(name, usual[i]) for i, one in enumerate(each)]
-    for name in _SHARED:
-        values = [one[name] for one in each if name in one]
-        if values and any(value != values[0] for value in values):
-            raise ValueError(f"collector_kwargs.{name} differs between collectors: {values}; give one for all")
-        if values:
-            result[name] = values[0]
     overrides = []
     for one in each:
         own = {name: one[name] for name in _COLLECTING if name in one}

@@ -125,11 +125,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
 
     for num_envs, kwargs, words in (
         (3, {}, "num_envs 3"),
-        (
-            1,
-            {"split_trajs": True, "postproc": print},
-            "collector_kwargs have no postproc; known: max_frames_per_traj, ",
-        ),
+        (1, {"split_trajs": True}, "collector_kwargs have split_trajs, which all collectors have in common"),
         (1, {"policy_device": "gpu"}, "policy_device 'gpu' is not a torch device"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
@@ -204,18 +200,18 @@ def test_buffers_are_extended_and_trajs_per_batch_holds() -> None:
         def take(self) -> list[Any]:
             return self.frames
 
-    class OnRay:
+    class RayReplayBuffer:
         def __init__(self) -> None:
             self.store = Store.remote()
 
         def extend(self, batch: Any) -> None:
             ray.get(self.store.extend.remote(batch))
 
-    buffer = OnRay()
+    buffer = RayReplayBuffer()
     updater = Pushes()
     with RayCollector(
         CountingEnv, num_collectors=2, frames_per_batch=20, total_frames=200, replay_buffer=buffer,
-        buffer_in_workers=True, weight_updater=lambda: updater, policy=Versioned(),
+        weight_updater=lambda: updater, policy=Versioned(),
         create_env_kwargs={"action": "box"}, **FREE,
     ) as collector:  # fmt: skip
         assert [collector.next() for _ in range(4)] == [None] * 4
