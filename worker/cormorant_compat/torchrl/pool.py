@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
 
-_FLAVORS = ("gym", "gymnasium", "dm")
-_IGNORED = ("gym_reset_return_info",)
+_IGNORED = ("env_type", "gym_reset_return_info")
+"""EnvPool's arguments for how a pool hands out what it has."""
 
 
 class PoolOptions(TypedDict, total=False):
@@ -226,14 +226,6 @@ class OfTask:
         if num_workers < 1:
             raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
         given = {name: value for name, value in (create_env_kwargs or {}).items() if name not in _IGNORED}
-        flavor = given.pop("env_type", "gymnasium")
-        if flavor not in _FLAVORS:
-            raise EnvBuildError(f'create_env_kwargs.env_type "{flavor}" is not known; use {", ".join(_FLAVORS)}')
-        if (batch_size := given.pop("batch_size", num_workers)) != num_workers:
-            raise EnvBuildError(
-                f"create_env_kwargs.batch_size {batch_size} of num_workers {num_workers}: a TorchRL environment steps "
-                "all of them; leave batch_size out, or use a fleet with batchSize"
-            )
         threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
         # A number, from which each environment's own seed follows, or a list with one for each.
         seed = plain(given.pop("seed", 0))
