@@ -107,7 +107,7 @@ def test_nested_keys_are_torchrls_frame_by_frame(make: Any) -> None:
 def test_what_groups_of_agents_cannot_have_is_refused() -> None:
     with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1\] changes its size; pad it in the environment"):
         Collector(HeterogeneousCountingEnv(), frames_per_batch=10)
-    with pytest.raises(EnvBuildError, match=r"one-hot vectors of shape \[3, 4\] cannot be collected; make the actions"):
+    with pytest.raises(EnvBuildError, match=r"a spec of type OneHot and shape \[3, 4\] cannot be collected"):
         space_of(OneHot(4, shape=(2, 3, 4)), 1)
     with pytest.raises(ValueError, match=r"does not reach data.done, a flag of a group of agents; let the envi"):
         Collector(NestedCountingEnv(), frames_per_batch=10, max_frames_per_traj=3)
@@ -117,11 +117,13 @@ def test_non_tensors_and_changing_shapes_are_refused() -> None:
     with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1, 2\] changes its size; pad it in the envir"):
         Collector(EnvWithDynamicSpec(), frames_per_batch=10)
     described = TransformedEnv(pendulum(), UnaryTransform(in_keys=["observation"], out_keys=["text"], fn=str))
-    with pytest.raises(EnvBuildError, match=r"a spec of type NonTensor cannot be collected; .*, or leave it out \("):
+    with pytest.raises(
+        EnvBuildError, match=r"a spec of type NonTensor and shape .* or leave it out"
+    ):
         Collector(described, frames_per_batch=10)
     for env in pendulum(), SerialEnv(2, pendulum):
         collector = Collector(TransformedEnv(env, NextObservationDelta()), frames_per_batch=10)
-        with collector, pytest.raises(EnvBuildError, match="have observation, but its step does not return it; leave"):
+        with collector, pytest.raises(KeyError, match="observation"):
             next(iter(collector))
     without = TransformedEnv(described, ExcludeTransform("text"))
     with Collector(without, frames_per_batch=10, total_frames=10) as collector:

@@ -66,16 +66,6 @@ def _ends(env: Any, following: Any, num_envs: int) -> tuple[Array, Array]:
     return (done & ~truncated if terminated is None else terminated), truncated
 
 
-def _value(tensordict: Any, key: tuple[str, ...]) -> Any:
-    try:
-        return tensordict[key]
-    except KeyError as error:
-        raise EnvBuildError(
-            f"the environment's specs have {'.'.join(key)}, but its step does not return it; leave out the transform "
-            "that removes it (in place of NextObservationDelta, pass compact_obs=True)"
-        ) from error
-
-
 class SingleEnv(gymnasium.Env[Any, Any]):
     """A TorchRL environment without batch size, as gymnasium's."""
 
@@ -112,7 +102,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self._env.close(raise_if_closed=False)
 
     def _read(self, tensordict: Any) -> Any:
-        return self._nest([_value(tensordict, key).detach().cpu().numpy() for key in self._keys])
+        return self._nest([tensordict[key].detach().cpu().numpy() for key in self._keys])
 
 
 class BatchedEnv(VectorEnv):
@@ -189,7 +179,7 @@ class BatchedEnv(VectorEnv):
             self._env.close()
 
     def _obs(self, tensordict: Any) -> Arrays:
-        return tuple([self._rows(_value(tensordict, leaf.key), leaf) for leaf in self._observation])
+        return tuple([self._rows(tensordict[leaf.key], leaf) for leaf in self._observation])
 
     def _rows(self, values: Any, leaf: Leaf) -> Array:
         rows: Array = values.detach().cpu().numpy()
@@ -209,11 +199,6 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             return parts({name: space_of(part, num_dims, parts=gymnasium.spaces.Dict) for name, part in inner.items()})
         case OneHotSpec() if len(spec.shape) == num_dims + 1:
             return OneHot(int(spec.space.n))
-        case OneHotSpec():
-            raise EnvBuildError(
-                f"one-hot vectors of shape {shape} cannot be collected; make the actions of "
-                "several agents numbers (categorical_actions=True)"
-            )
         case MultiCategorical():
             nvec = spec.nvec[index].reshape(shape).numpy()
             return gymnasium.spaces.MultiDiscrete(nvec, dtype=_numpy_type(spec.dtype))
@@ -240,8 +225,8 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
             return gymnasium.spaces.Box(low, high, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
     raise EnvBuildError(
-        f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor, or leave it out "
-        "(torchrl.envs.ExcludeTransform)"
+        f"a spec of type {type(spec).__name__} and shape {shape} cannot be collected; transform it into numbers, or "
+        "leave it out (torchrl.envs.ExcludeTransform)"
     )
 
 

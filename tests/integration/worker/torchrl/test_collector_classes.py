@@ -474,7 +474,7 @@ def test_methods_and_attributes_are_called_in_each_collectors_process(kind: Any)
             collector.map_fn("env.set_level", [(1,), (-1,)])
         with pytest.raises(ValueError, match="Expected 2 argument entries, one a collector, got 1"):
             collector.map_fn("env.set_level", [(1,)])
-        with pytest.raises(AttributeError, match="shows no replay_buffer; give a path that "):
+        with pytest.raises(AttributeError, match="has no attribute 'replay_buffer'"):
             collector.map_fn("replay_buffer.__len__")
 
 
@@ -482,6 +482,6 @@ def test_methods_and_attributes_are_called_in_each_collectors_process(kind: Any)
 def test_environments_in_processes_of_their_own_are_out_of_reach() -> None:
     with (
         sync_sync_collector(make, None, 2, 1, None, frames_per_batch=20, total_frames=20) as collector,
-        pytest.raises(AttributeError, match='of several environments with vectorization="inline" alone'),
+        pytest.raises(AttributeError, match="has no attribute 'env'"),
     ):
         collector.map_fn("env.close")
