@@ -58,8 +58,10 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
     frames = workload.steps_per_batch * workload.num_envs
     storage = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
     buffer = VectorReplayBuffer(4 * frames, workload.num_envs, **(storage if workload.policy == "atari_cnn" else {}))
-    kind = _door() if args.door else Collector
-    collector = kind(policy, env, buffer, raise_on_nan_in_buffer=False)
+    if args.door:
+        collector = _door()(policy, env, buffer)
+    else:
+        collector = Collector(policy, env, buffer, raise_on_nan_in_buffer=False)
     collector.reset()
 
     def take() -> int:

@@ -117,9 +117,7 @@ def test_non_tensors_and_changing_shapes_are_refused() -> None:
     with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1, 2\] changes its size; pad it in the envir"):
         Collector(EnvWithDynamicSpec(), frames_per_batch=10)
     described = TransformedEnv(pendulum(), UnaryTransform(in_keys=["observation"], out_keys=["text"], fn=str))
-    with pytest.raises(
-        EnvBuildError, match=r"a spec of type NonTensor and shape .* or leave it out"
-    ):
+    with pytest.raises(EnvBuildError, match=r"a spec of type NonTensor and shape .* or leave it out"):
         Collector(described, frames_per_batch=10)
     for env in pendulum(), SerialEnv(2, pendulum):
         collector = Collector(TransformedEnv(env, NextObservationDelta()), frames_per_batch=10)

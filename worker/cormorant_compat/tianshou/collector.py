@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from cormorant_compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
 from cormorant_compat.tianshou.policies import DECIDED, Noise, batch_class, evaluating, is_tianshou_policy, make_actor
-from cormorant_compat.tianshou.stats import CollectStats, check_stats_class
+from cormorant_compat.tianshou.stats import CollectStats
 from cormorant_postproc.pieces import blanked
 from cormorant_worker.collect import collector as engine
 from cormorant_worker.collect.block import Block
@@ -64,8 +64,6 @@ class Collector(Generic[Stats]):
         exploration_noise: bool | Noise = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
-        raise_on_nan_in_buffer: Literal[False] = False,
-        collect_stats_class: type = CollectStats,
         *,
         transforms: Sequence[Transform] = (),
         exploration_type: str = "random",
@@ -84,8 +82,6 @@ class Collector(Generic[Stats]):
                 usual buffer, of the newest frames; where Tianshou is not imported, nothing is stored.
             exploration_noise: a function of (action, observation), arrays `[n, ...]`.
             on_episode_done_hook: see `hooks.py`, as for on_step_hook.
-            raise_on_nan_in_buffer: True is refused: check for NaN in a function of `transforms`.
-            collect_stats_class: a class with updates of its own is refused.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
             seed: seed of random actions, of the policy's sampling, and of environments that are given ready-made; -1
@@ -96,9 +92,6 @@ class Collector(Generic[Stats]):
             ValueError: the buffer does not fit the environments, or an argument is refused.
             EnvError, PolicyError: the environments or the policy cannot be used; says why.
         """
-        check_stats_class(collect_stats_class)
-        if raise_on_nan_in_buffer:
-            raise ValueError("raise_on_nan_in_buffer is not supported here; check for NaN in a function of transforms")
         # Where Tianshou 2 was imported, `isinstance(collector, BaseCollector)` is true.
         if base := getattr(sys.modules.get("tianshou.data.collector"), "BaseCollector", None):
             base.register(Collector)

@@ -92,15 +92,3 @@ class CollectStats(_Printed):
         """Summarize `returns` and `lens` again, after one of them was changed."""
         self.returns_stat = SequenceStats.from_sequence(self.returns) if self.returns.size else None
         self.lens_stat = SequenceStats.from_sequence(self.lens) if self.lens.size else None
-
-
-def check_stats_class(given: type) -> None:
-    """Take `CollectStats`, ours or Tianshou's, as `collect_stats_class`."""
-    updates = ("update_at_step_batch", "update_at_episode_done")
-    own = [name for name in updates if name in vars(given) and given.__name__ != "CollectStats"]
-    if own or not any(base.__name__ == "CollectStats" for base in given.__mro__):
-        what = f"overrides {', '.join(own)}" if own else "is not a CollectStats"
-        raise ValueError(
-            f"collect_stats_class {given.__name__} {what}: statistics are made from whole batches here; use an "
-            "on_step_hook or an on_episode_done_hook, or derive your numbers from what collect() returns"
-        )
