@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torchrl.envs import EnvBase
 
-    from cormorant_worker.envs.protocol import VectorEnv
-
 Policy: TypeAlias = "nn.Module | Mapping[str, nn.Module] | Callable[..., Any]"
 """A module, a TensorDictModule, a policy of Tianshou's, a callable on observations; or modules by name, of which
 "policy" acts."""
@@ -32,10 +30,10 @@ Devices: TypeAlias = "Device | Sequence[Device | None]"
 
 Environments: TypeAlias = (
     "gymnasium.Env[Any, Any] | Sequence[gymnasium.Env[Any, Any] | Callable[[], gymnasium.Env[Any, Any]]]"
-    " | gymnasium.vector.VectorEnv[Any, Any, Any] | BaseVectorEnv | EnvPool | VectorEnv"
+    " | gymnasium.vector.VectorEnv[Any, Any, Any] | BaseVectorEnv | EnvPool"
 )
-"""Environments of Tianshou's collectors: one, several or their makers, or a vector environment of gymnasium,
-Tianshou, EnvPool or Cormorant."""
+"""Environments of Tianshou's collectors: one, several or their makers, or a vector environment of gymnasium, Tianshou
+or EnvPool."""
 
 
 class Extendable(Protocol):

@@ -19,7 +19,7 @@ from cormorant_compat.arguments import Buffer, Environments, Policy
 from cormorant_compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
-from cormorant_compat.tianshou.policies import DECIDED, Noise, batch_class, evaluating, is_tianshou_policy, make_actor
+from cormorant_compat.tianshou.policies import DECIDED, batch_class, evaluating, is_tianshou_policy, make_actor
 from cormorant_compat.tianshou.stats import CollectStats
 from cormorant_postproc.pieces import blanked
 from cormorant_worker.collect import collector as engine
@@ -61,7 +61,7 @@ class Collector(Generic[Stats]):
         policy: "Policy | None",
         env: "Environments",
         buffer: "Buffer | None" = None,
-        exploration_noise: bool | Noise = False,
+        exploration_noise: bool = False,
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
         *,
@@ -76,11 +76,9 @@ class Collector(Generic[Stats]):
             policy: an Algorithm, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
                 None = random actions. Modules are in evaluation mode while they collect, and are put back into their
                 own mode afterwards. They are not moved or copied.
-            env: a list of environments or of functions that make them, an EnvPool, a vector environment of gymnasium
-                or Cormorant.
+            env: a list of environments or of functions that make them, an EnvPool, a vector environment of gymnasium.
             buffer: TorchRL's replay buffers, `LatestBatch()`, anything with `extend(TensorDict)`. None = Tianshou's
                 usual buffer, of the newest frames; where Tianshou is not imported, nothing is stored.
-            exploration_noise: a function of (action, observation), arrays `[n, ...]`.
             on_episode_done_hook: see `hooks.py`, as for on_step_hook.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.

@@ -4,7 +4,6 @@ gymnasium.Env, or a list of them or of functions     stepped one after another i
 envpool.make(...)                                    our own way of stepping EnvPool, around that pool
 tianshou.env.*VectorEnv                              stepped through its own `step` and `reset`
 gymnasium.vector.VectorEnv                           as `open_fleet` steps it
-our VectorEnvs                                       as they are
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,13 +35,6 @@ def as_vector_env(
     are seeded at their first reset; `info`: keys of their info that come with every step.
     """
     fields = info_fields(Scripted(env="given", info=info).job().spec.env) if info else ()
-    if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):
-        if fields:
-            raise EnvError(
-                f"info names {fields[0].key}, and {type(env).__name__} says itself which info comes with a step; give "
-                "info where it is made"
-            )
-        return cast(VectorEnv, env)
     if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
         from cormorant_worker.envs.envpool import wrap_pool
 

@@ -35,8 +35,6 @@ from cormorant_worker.policy.actor import (
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 
-Noise = Callable[[Array, Any], Array]
-"""`noise(action, observation) -> action`, arrays `[n, ...]`."""
 RandomOutputs = Callable[[Arrays], Arrays]
 
 DECIDED: Key = ("policy_action",)
@@ -57,23 +55,17 @@ def batch_class() -> Any:
 
 
 class FrontActor:
-    """The actor of a collector: calls another one, with gradients while `keeps_grad` is set, and adds noise."""
+    """The actor of a collector: calls another one, with gradients while `keeps_grad` is set."""
 
-    def __init__(self, inner: Actor, noise: Noise | None, observation: Space) -> None:
+    def __init__(self, inner: Actor) -> None:
         self.outputs, self.states, self.initial_states = inner.outputs, inner.states, inner.initial_states
         self.device = inner.device
         self.keeps_grad = False
         self._inner = inner
-        self._noise = noise
-        self._nest = unflattener(observation)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         with torch.enable_grad() if self.keeps_grad else nullcontext():
-            acted = self._inner.act(obs, states, is_init)
-        if self._noise is None:
-            return acted
-        noisy = np.asarray(self._noise(acted.actions[0].copy(), self._nest(obs)), dtype=acted.actions[0].dtype)
-        return acted._replace(actions=(noisy,))
+            return self._inner.act(obs, states, is_init)
 
 
 def make_actor(
@@ -82,46 +74,29 @@ def make_actor(
     action: Space,
     random: RandomActor,
     *,
-    exploration_noise: bool | Noise,
+    exploration_noise: bool,
     num_rows: int,
 ) -> tuple[FrontActor, RandomOutputs | None]:
     """An actor for a policy of any kind (None: random actions), and what the policy would have written beside random
-    actions; None: nothing but zeros. `exploration_noise`: True: the policy's own; a function: that one. `num_rows`:
-    observations that the policy gets at once, and is tried with.
+    actions; None: nothing but zeros. `exploration_noise`: a policy of Tianshou's adds its own. `num_rows`: observations
+    that the policy gets at once, and is tried with.
     """
-    if policy is None:
-        if callable(exploration_noise) or as_flag(exploration_noise, "exploration_noise"):
-            raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
-        return FrontActor(random, None, observation), None
+    is_noisy = as_flag(exploration_noise, "exploration_noise")
     if is_tianshou_policy(policy):
-        theirs = TianshouActor(policy, observation, action, noise=exploration_noise, num_rows=num_rows)
-        return FrontActor(theirs, None, observation), theirs.outputs_of_random if theirs.outputs else None
-    noise = _noise_of(policy, exploration_noise)
-    if noise is not None and len(leaves(action, ())) != 1:
-        raise PolicyMismatch(f"exploration noise is added to one array; the action space is {action}")
+        theirs = TianshouActor(policy, observation, action, is_noisy=is_noisy, num_rows=num_rows)
+        return FrontActor(theirs), theirs.outputs_of_random if theirs.outputs else None
+    if is_noisy:
+        raise PolicyError("exploration_noise is True, and only policies of Tianshou's have a noise of their own")
+    if policy is None:
+        return FrontActor(random), None
     models = wrap_policy(policy, "the caller")
-    ours = PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows)
-    return FrontActor(ours, noise, observation), None
-
-
-def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
-    if callable(asked):
-        return asked
-    if not as_flag(asked, "exploration_noise"):
-        return None
-    for name in ("add_exploration_noise", "exploration_noise"):
-        if callable(found := getattr(policy, name, None)):
-            return found  # type: ignore[no-any-return]  # the user's own method
-    raise PolicyError(
-        f"exploration_noise is True and {type(policy).__name__} has no add_exploration_noise(action, observation); "
-        "give it one, or give a function as exploration_noise"
-    )
+    return FrontActor(PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows)), None
 
 
 class TianshouActor:
     """Asks a policy of Tianshou's. What it computes beside actions is found by one dry run."""
 
-    def __init__(self, policy: Any, observation: Space, action: Space, *, noise: bool | Noise, num_rows: int) -> None:
+    def __init__(self, policy: Any, observation: Space, action: Space, *, is_noisy: bool, num_rows: int) -> None:
         """Take a policy of Tianshou 1 or 2."""
         self.outputs: tuple[Leaf, ...] = ()
         self.states: tuple[Leaf, ...] = ()
@@ -134,7 +109,9 @@ class TianshouActor:
                 f"{type(policy).__name__} has Tianshou's map_action, and tianshou is not imported; install it, or give "
                 "a torch module"
             )
-        self._noise = _noise_of(policy, noise)
+        self._noise: Any = None
+        if is_noisy:  # Tianshou 2's name, then that of Tianshou 1
+            self._noise = getattr(policy, "add_exploration_noise", None) or policy.exploration_noise
         self._nest = unflattener(observation)
         self._is_box = isinstance(action, gymnasium.spaces.Box)
         self._action = leaves(action, ("action",))[0]
