@@ -30,7 +30,6 @@ from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
 _PART = re.compile(r"(?P<group>.+)-(?P<index>\d+)-(?P<attempt>\d+)")
-_MOST_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,11 +247,8 @@ def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
 
 def _refuse(uri: str, differences: tuple[str, ...]) -> None:
     if differences:
-        shown = "; ".join(differences[:_MOST_DIFFERENCES])
-        more = len(differences) - _MOST_DIFFERENCES
-        rest = f"; and {more} more" if more > 0 else ""
         raise DatasetMismatch(
-            f"the dataset at {uri} does not match this job: {shown}{rest}. "
+            f"the dataset at {uri} does not match this job: {'; '.join(differences)}. "
             "Use another URI, or run the job that created the dataset"
         )
 

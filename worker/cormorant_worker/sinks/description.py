@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,11 +86,11 @@ class DatasetDescription:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
-        """Values that a rerun would store differently: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
+        """What a rerun would store differently: `env.envpool: {"taskId": "Pong-v5", ...} is stored, now it is ...`."""
         ours, theirs = self._compared(), new._compared()
         found = []
         for name in dict.fromkeys((*ours, *theirs)):
-            (old, shown), (now, named) = ours.get(name, _ABSENT), theirs.get(name, _ABSENT)
+            (old, shown), (now, named) = (of.get(name, (None, "nothing")) for of in (ours, theirs))
             if old != now:
                 how = ", with other bounds or in another order" if shown == named else ""
                 found.append(f"{name}: {shown} is stored, now it is {named}{how}")
@@ -98,25 +98,14 @@ class DatasetDescription:
 
     def _compared(self) -> dict[str, tuple[Any, str]]:
         """Values that must be equal, by their names in messages, each with the text that messages show."""
-        found: dict[str, tuple[Any, str]] = dict(_flat("env", json.loads(json.dumps(dict(self.env)))))
+        blocks = {f"env.{name}": json.dumps(block, sort_keys=True) for name, block in self.env.items()}
+        found: dict[str, tuple[Any, str]] = {name: (text, text) for name, text in blocks.items()}
         for name, space in (("observation space", self.observation_space), ("action space", self.action_space)):
             found[name] = space_to_json(space), describe(space)
         for kind, leaves in self.schema.kinds:
-            for position, leaf in enumerate(leaves):
-                shown = f"{leaf.dtype.name} {list(leaf.shape)}"
-                found[f"{kind} {column_name(leaf)}"] = (position, shown), shown
+            shown = ", ".join(f"{column_name(leaf)} {leaf.dtype.name} {list(leaf.shape)}" for leaf in leaves)
+            found[f"{kind} leaves"] = leaves, shown or "nothing"
         return found
-
-
-_ABSENT = None, "nothing"
-
-
-def _flat(path: str, value: Any) -> Iterator[tuple[str, tuple[Any, str]]]:
-    if isinstance(value, dict) and value:
-        for name, part in value.items():
-            yield from _flat(f"{path}.{name}", part)
-    else:
-        yield path, (value, json.dumps(value))
 
 
 def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:

@@ -181,12 +181,18 @@ def test_the_description_is_kept(make_dice, tmp_path):
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"env": {"gymnasium": {"id": "Cards-v0"}}}, 'env.gymnasium.id: "Dice-v0" is stored, now it is "Cards-v0"'),
-        ({"env": {"envpool": {}}}, 'env.gymnasium.id: "Dice-v0" is stored, now it is nothing'),
+        (
+            {"env": {"gymnasium": {"id": "Cards-v0"}}},
+            'env.gymnasium: {"id": "Dice-v0"} is stored, now it is {"id": "Cards-v0"}',
+        ),
+        ({"env": {"envpool": {}}}, 'env.gymnasium: {"id": "Dice-v0"} is stored, now it is nothing'),
         ({"observation": "image"}, "observation space: Box(-1, 1, (3,), float32) is stored, now it is Box(0, 255, (2"),
-        ({"observation": "image"}, "observation observation: float32 [3] is stored, now it is uint8 [2, 4, 5]"),
+        (
+            {"observation": "image"},
+            "observation leaves: observation float32 [3] is stored, now it is observation uint8 [2, 4, 5]",
+        ),
         ({"action": "box"}, "action space: Discrete(4) is stored, now it is Box(-1, 1, (3,), float32)"),
-        ({"recurrent": True}, "state hidden: nothing is stored, now it is float32 [2, 3]"),
+        ({"recurrent": True}, "state leaves: nothing is stored, now it is hidden float32 [2, 3]"),
     ],
 )
 def test_another_job_is_refused_with_what_differs(make_dice, tmp_path, other, words):

@@ -59,7 +59,9 @@ def test_a_writer_needs_a_parts_name_and_the_datasets_layout(make_dice, stored):
     for name in ("cpu-0", "../x", "cpu-a-b"):
         with pytest.raises(DatasetError, match="does not name a part"):
             dataset.writer(name, make_dice().layout)
-    with pytest.raises(DatasetMismatch, match=r"action action: int64 \[\] is stored, now it is float32 \[3\]"):
+    with pytest.raises(
+        DatasetMismatch, match=r"action leaves: action int64 \[\] is stored, now it is action float32 \[3\]"
+    ):
         dataset.writer("cpu-0-0", make_dice(action="box").layout)
 
 
