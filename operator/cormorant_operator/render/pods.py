@@ -185,7 +185,6 @@ def worker_pod(
         "CORMORANT_JOB": job.name,
         "CORMORANT_GROUP": group.name,
         "CORMORANT_INDEX": str(index),
-        "CORMORANT_ATTEMPT": str(attempt),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
     }
     sidecars, port = [], WORKER_PORT

@@ -18,7 +18,6 @@ STORE_BYTES = 100 << 20
 RAY = {
     "RAY_AUTH_MODE": "token",
     "POD_IP": "127.0.0.1",
-    "CORMORANT_RAY_PORTS": "free",
     "CORMORANT_OBJECT_STORE_BYTES": str(STORE_BYTES),
 }
 

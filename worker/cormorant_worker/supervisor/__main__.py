@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
                 context.group, context.worker = settings.group, settings.slot
                 metrics = PodMetrics(state, job=settings.job, group=settings.group)
                 with PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port) as probes:
-                    log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
+                    log.info("supervising", slot=settings.slot, probe_port=probes.port)
                     WorkerPod(settings, signals, state).run()
                 return _OK
             case _:

@@ -7,8 +7,7 @@ from queue import Empty, SimpleQueue
 from typing import Literal
 
 _AUTH = ("InvalidAuthToken", "Unauthenticated", "UNAUTHENTICATED", "AuthenticationError", "Authentication failed")
-_VERSION = ("Version mismatch",)
-_UNREACHABLE = ("Failed to connect to GCS", "Unable to connect to GCS", "Failed to get cluster ID", "Timed out")
+_VERSION = "Version mismatch"
 _STARVED = (
     "failed to check the health of this node",
     "GCS consider this node to be dead",
@@ -25,7 +24,7 @@ _KEEPALIVE = {socket.TCP_KEEPIDLE: 5, socket.TCP_KEEPINTVL: 5, socket.TCP_KEEPCN
 """A node that is gone without a word is noticed after 25 s. The kernel answers, so a frozen head stays."""
 
 
-Cause = Literal["token", "version", "unreachable", "ended"]
+Cause = Literal["token", "version", "ended"]
 """Why Ray ended. token and version: the same pod will fail again."""
 
 
@@ -96,35 +95,25 @@ def _connect(address: tuple[str, int]) -> socket.socket:
 
 def has_starved(last_words: str) -> bool:
     """Whether a head's Ray ended because its processes got no CPU time."""
-    return _says(last_words, _STARVED)
+    return any(sign in last_words for sign in _STARVED)
 
 
 def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> tuple[Cause, str]:
-    """Why Ray ended, also in a sentence, from the end of its output and its exit code; None: it was killed, for it took
-    too long.
-    """
+    """Why Ray ended, also in a sentence, from the end of its output and its exit code."""
     if has_joined:
         # A raylet that meets another head than its own calls that an authentication error, too.
         return "ended", (
             f"Ray left the cluster of {head} (exit code {code}): its head is gone, or lost contact with this node"
         )
-    lines = [line.strip() for line in last_words.splitlines()]
-    if _says(last_words, _AUTH):
+    words = " ".join(last_words.split())
+    if any(sign in words for sign in _AUTH):
         return "token", (
             f"the head at {head} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's Secret, and "
             "RAY_AUTH_MODE must be token in all pods; if that Secret is newer than the head, delete the head's pod"
         )
-    if _says(last_words, _VERSION):
-        first = next((n for n, line in enumerate(lines) if _says(line, _VERSION)), 0)
+    if _VERSION in words:
         return "version", (
             f"the head at {head} runs another version of Ray or Python; all pods of a job need one image: "
-            f"{' '.join(lines[first : first + 4])[:_LONGEST]}"
+            f"{words[words.index(_VERSION) :][:_LONGEST]}"
         )
-    if code is None or _says(last_words, _UNREACHABLE):
-        return "unreachable", f"the head at {head} did not let this node join in time"
-    last = next((line[:_LONGEST] for line in reversed(lines) if line), "no output")
-    return "ended", f"`ray start` ended with code {code} before it joined {head}: {last}"
-
-
-def _says(text: str, signs: tuple[str, ...]) -> bool:
-    return any(sign in text for sign in signs)
+    return "ended", f"this node did not join the head at {head} in time"

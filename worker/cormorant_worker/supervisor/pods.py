@@ -236,7 +236,7 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
                 # Its command holds nothing that the next head lacks: what is settled stands in its termination message.
                 process.kill()
                 process.wait()
-                return _explain_end(ray, last_words, is_ready=is_ready)
+                return _explain_end(ray, last_words)
             reap([process, ray])
             time.sleep(_TICK_S)
         if code in _BY_RAY and is_ready:
@@ -245,29 +245,22 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
                 reap([process, ray])
                 time.sleep(_TICK_S)
             if has_starved(ray.output_tail()):
-                return _explain_end(ray, last_words, is_ready=True)
+                return _explain_end(ray, last_words)
         return code
     finally:
         kill_all([process, ray])
 
 
-def _explain_end(ray: "Child", last_words: Path | None, *, is_ready: bool) -> int:
+def _explain_end(ray: "Child", last_words: Path | None) -> int:
     words, code = ray.output_tail(), ray.poll()
     is_starved = code is None or has_starved(words)
-    if is_starved:
-        what = "ended itself" if is_ready else "did not start"
-        reason = (
-            f"Ray's head {what}, as happens when its processes get no CPU time for half a minute; a new head "
-            "starts. Give head.resources more CPU (requests, and no low limits.cpu), or the node less work"
-        )
-    elif is_ready:
-        reason = (
-            f"Ray's head has ended with code {code}, and with it every worker of this head; a new head "
-            "starts them again"
-        )
-    else:
-        reason = f"Ray is not running for this head: it ended with code {code}"
-    log.critical("ray_ended" if is_ready else "ray_failed", reason=reason, text=words[-_LAST_WORDS:])
+    reason = (
+        "Ray's head ended itself or did not start, as happens when its processes get no CPU time for half a minute; a "
+        "new head starts. Give head.resources more CPU (requests, and no low limits.cpu), or the node less work"
+        if is_starved
+        else f"Ray's head has ended with code {code}, and with it every worker; a new head starts them again"
+    )
+    log.critical("ray_ended", reason=reason, text=words[-_LAST_WORDS:])
     explain_end(last_words, reason)
     return _STARVED if is_starved else _FAILED
 

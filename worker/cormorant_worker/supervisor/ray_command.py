@@ -1,11 +1,9 @@
 """Ray's command line, environment and object store, as pods need them. Only this module knows how Ray is started."""
 
 import json
-import os
+import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 
 from cormorant_worker.pod_files import PodFile
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
@@ -13,16 +11,17 @@ from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 STARTED = "Ray runtime started."
 """Output of `ray start` once the node is registered with the head."""
 
-_FIXED_PORTS = {
-    "--node-manager-port": 6380,
-    "--object-manager-port": 6381,
-    "--dashboard-agent-listen-port": 6382,
-    "--dashboard-agent-grpc-port": 6383,
-    "--runtime-env-agent-port": 6384,
-    "--metrics-export-port": 6385,
-    "--min-worker-port": 10002,
-    "--max-worker-port": 10050,
-}
+_PORTS = (
+    "--node-manager-port",
+    "--object-manager-port",
+    "--dashboard-agent-listen-port",
+    "--dashboard-agent-grpc-port",
+    "--runtime-env-agent-port",
+    "--metrics-export-port",
+    "--min-worker-port",
+    "--max-worker-port",
+)
+"""Each is any free one: the head hears which. Several nodes may share a machine."""
 _LIMITS = {
     # Ray looks at each node once a second. One that has ended fails at once, and is given up after three looks. One
     # without CPU time, or frozen, has three times ten seconds to answer, and so has a head with `limits.cpu: 400m`.
@@ -44,13 +43,10 @@ _PRELOADED = "cormorant_worker.fleet.ray.actor"
 _MIB = 1 << 20
 SMALLEST_STORE = 75 * _MIB
 """Smallest object store with which Ray starts."""
-_SHM = Path("/dev/shm")  # where Ray keeps the object store
-_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-"""Of cgroup v2 and v1."""
-_SHM_SHARE = 0.8
-"""Share of the free space in /dev/shm: environments and weights use it, too."""
-_MEMORY_SHARE = 0.4
-"""Share of the memory limit: /dev/shm counts as the container's memory, and processes need the rest."""
+_SHM = "/dev/shm"  # where Ray keeps the object store
+_SHM_SHARE = 0.4
+"""Share of the free space in /dev/shm: Kubernetes makes it as large as the pod's memory limit, which processes need,
+too."""
 
 
 def head_command(settings: RaySettings) -> list[str]:
@@ -90,32 +86,15 @@ def join_address(host: str, port: int) -> str:
 
 
 def store_bytes() -> int:
-    """Bytes for the object store, from the free space of /dev/shm and the pod's memory limit."""
-    free = 0
-    with suppress(OSError):
-        shm = os.statvfs(_SHM)
-        free = shm.f_bavail * shm.f_frsize
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _MEMORY_LIMITS:
-        with suppress(OSError):
-            text = path.read_text().strip()
-            # cgroup v1 writes "no limit" as a number near 2**63, v2 as a word.
-            limit = min(limit, int(text)) if text.isdecimal() else limit
-            break
-    return decide_store_bytes(free_shm=free, memory_limit=limit)
-
-
-def decide_store_bytes(*, free_shm: int, memory_limit: int) -> int:
-    """The smaller share of both, but at least what Ray needs to start."""
-    return max(SMALLEST_STORE, min(int(_SHM_SHARE * free_shm), int(_MEMORY_SHARE * memory_limit)))
+    """Bytes for the object store: a share of /dev/shm, but at least what Ray needs to start."""
+    return max(SMALLEST_STORE, int(_SHM_SHARE * shutil.disk_usage(_SHM).free))
 
 
 def _start(settings: RaySettings, *what: str) -> list[str]:
-    ports = _FIXED_PORTS if settings.has_fixed_ports else dict.fromkeys(_FIXED_PORTS, 0)
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what),
         f"--node-ip-address={settings.pod_ip}",
-        *(f"{flag}={port}" for flag, port in ports.items()),
+        *(f"{flag}=0" for flag in _PORTS),
         # A slot is a whole pod, and Kubernetes has counted its devices: Ray would only count them again.
         "--num-gpus=0",
         f"--object-store-memory={settings.store_bytes or store_bytes()}",

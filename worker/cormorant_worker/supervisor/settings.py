@@ -20,11 +20,8 @@ class RaySettings:
     folder: Path
     """CORMORANT_RAY_FOLDER: folder of Ray's sessions, recreated at each start. A short path, because Ray puts sockets
     below it."""
-    has_fixed_ports: bool
-    """CORMORANT_RAY_PORTS: those that network policies can name; not with "free": any, for several nodes on one
-    machine."""
     store_bytes: int
-    """CORMORANT_OBJECT_STORE_BYTES: memory for batches; 0: from what /dev/shm and the memory limit allow."""
+    """CORMORANT_OBJECT_STORE_BYTES: memory for batches; 0: from what /dev/shm allows."""
 
     def path(self, file: PodFile) -> Path:
         return Path(f"{self.folder}.{file.value}")
@@ -41,8 +38,6 @@ class WorkerSettings:
     """CORMORANT_GROUP."""
     slot: str
     """`<CORMORANT_GROUP>-<CORMORANT_INDEX>`."""
-    attempt: int
-    """CORMORANT_ATTEMPT: pods that filled the slot before."""
     grace_s: float
     """CORMORANT_GRACE_SECONDS: from SIGTERM to SIGKILL."""
     probe_port: int
@@ -55,7 +50,6 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
         pod_ip=environment.get("POD_IP", "127.0.0.1"),
         gcs_port=_read(environment, "CORMORANT_GCS_PORT", int, "6379"),
         folder=Path(environment.get("CORMORANT_RAY_FOLDER", "/tmp/ray")),  # the pod's own /tmp
-        has_fixed_ports=environment.get("CORMORANT_RAY_PORTS") != "free",
         store_bytes=_read(environment, "CORMORANT_OBJECT_STORE_BYTES", int, "0"),
     )
 
@@ -75,7 +69,6 @@ def read_worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
         job=environment.get("CORMORANT_JOB", ""),
         group=group,
         slot=f"{group}-{_read(environment, 'CORMORANT_INDEX', int)}",
-        attempt=_read(environment, "CORMORANT_ATTEMPT", int, "0"),
         grace_s=_read(environment, "CORMORANT_GRACE_SECONDS", float, "30"),
         probe_port=_read(environment, "CORMORANT_PROBE_PORT", int, "8000"),
     )
