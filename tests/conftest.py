@@ -80,7 +80,7 @@ def ray_cluster() -> Iterator[None]:
     from cormorant_worker.fleet.options import RayOptions
     from cormorant_worker.fleet.ray.cluster import RayCluster
 
-    cluster = RayCluster(RayOptions(object_store_bytes=200 << 20))
+    cluster = RayCluster(RayOptions(init={"object_store_memory": 200 << 20}))
     assert ray.is_initialized()
     yield
     cluster.close()

@@ -96,7 +96,7 @@ def _layout() -> Layout:
 
 def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     """MB/s of our actor and of a bare one, round by round."""
-    cluster = RayCluster(RayOptions(object_store_bytes=STORE_BYTES))
+    cluster = RayCluster(RayOptions(init={"object_store_memory": STORE_BYTES}))
     layout = _layout()
     blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
@@ -152,7 +152,7 @@ def _landed(link: RayConnection, blocks: RayBlockPool) -> Iterator[int]:
 def _fleet_ratio(*, rounds: int, seconds: float) -> float:
     job = make_job(WORKLOADS["pong-64"], workers=WORKERS)
     ray_fleet = WorkerFleet(
-        job, FleetOptions(workers=WORKERS), engine=RayEngine(RayOptions(object_store_bytes=STORE_BYTES))
+        job, FleetOptions(workers=WORKERS), engine=RayEngine(RayOptions(init={"object_store_memory": STORE_BYTES}))
     )
     with ray_fleet, open_local_fleet(job, workers=WORKERS) as local:
         local.pause()

@@ -4,17 +4,15 @@
 """
 
 import textwrap
-import time
 
 import pytest
 import ray
-import torch
 
 from cormorant_testing.collecting import assert_same, make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import run_script, until, unused_port
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
+from cormorant_worker.errors import ControlTimeout, FleetError, WorkerFailed
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.cluster import RayCluster
@@ -52,8 +50,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
 
 def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     options = FleetOptions(workers=1, startup_timeout_s=2.0)
-    has = ".*" if torch.cuda.is_available() else "nothing"
-    words = f"it asks for CPU: 1, GPU: 3, walrus: 2; Ray has 1 living node with {has}"
+    words = "cpu-0 is not placed: it asks Ray for CPU 1, GPU 3, walrus 2"
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
         WorkerFleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
@@ -74,19 +71,11 @@ def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     ],
 )  # fmt: skip
 def test_a_worker_asks_for_what_its_group_says(resources: dict, options: dict, is_own: bool, expected: tuple) -> None:
-    assert asked_for(resources, options, is_own=is_own) == expected
-
-
-def asked_for(resources: dict, options: dict, *, is_own: bool = False, device: str = "cpu") -> tuple:
     job = make_job(num_envs=2, lengths=3, worker_groups=[{"name": "cpu", "resources": resources}])
-    asked = actor_options(job, WorkerPlace(group="cpu", device=device), RayOptions(**options), is_own=is_own)
-    return asked["num_cpus"], asked["num_gpus"], asked["resources"]
-
-
-def test_policies_on_a_device_ask_for_one_and_odd_quantities_are_refused() -> None:
-    assert asked_for({}, {}, is_own=True, device="cuda") == (0, 1, {})
-    with pytest.raises(ManifestError, match=r'resources.requests\["cpu"\] is \'lots\'; write a number as 2, "0.5"'):
-        asked_for({"requests": {"cpu": "lots"}}, {})
+    asked = actor_options(job, WorkerPlace(group="cpu"), RayOptions(**options), is_own=is_own)
+    assert (asked["num_cpus"], asked["num_gpus"], asked["resources"]) == expected
+    asked = actor_options(job, WorkerPlace(group="cpu", device="cuda"), RayOptions(), is_own=is_own)
+    assert asked["num_gpus"] == 1
 
 
 def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
@@ -94,8 +83,8 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     port = unused_port()
     with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}".*`ray start --head`'):
         WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=f"127.0.0.1:{port}")))
-    with pytest.raises(FleetError, match='"ray://somewhere:10001" is neither "auto" nor host:port'):
-        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:10001")))
+    with pytest.raises(FleetError, match=r'at the Ray address "ray://somewhere:ten" .*; give "auto", or host:port'):
+        WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:ten")))
 
 
 @pytest.mark.slow
@@ -119,7 +108,7 @@ def test_two_fleets_share_one_ray_cluster() -> None:
         from cormorant_worker.fleet.fleet import WorkerFleet
         from cormorant_worker.fleet.options import FleetOptions, RayOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
-        job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
+        job, options = make_job(num_envs=2, lengths=5), RayOptions(init={"object_store_memory": 100 << 20})
         first = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         second = WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         assert first.borrow(timeout_s=60) is not None
@@ -134,23 +123,6 @@ def test_two_fleets_share_one_ray_cluster() -> None:
     """
     done = run_script(textwrap.dedent(code))
     assert done.stdout.strip().endswith("both collected"), done.stderr[-2000:]
-
-
-def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = RayCluster(RayOptions())
-    calls: list[float] = []
-    nodes = ray.nodes
-
-    def counted() -> list[dict]:
-        calls.append(time.monotonic())
-        return nodes()
-
-    monkeypatch.setattr(ray, "nodes", counted)
-    cluster.check()
-    words = {cluster.describe() for _ in range(1000)}
-    cluster.close()
-    assert len(calls) == 1
-    assert words == {"1 living node with nothing"} or torch.cuda.is_available()
 
 
 def test_ray_that_does_not_start_in_time_is_a_fleet_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -342,7 +342,6 @@ def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]])
     return RayOptions(
         address=None if address == "local" else address,
         runtime_env={} if is_connected() else runtime_env or {},
-        object_store_bytes=arguments.pop("object_store_memory", None),
         actors=remote,
         init=arguments,
     )

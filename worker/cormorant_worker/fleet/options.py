@@ -6,7 +6,7 @@ from typing import Any
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import LastWorker, ManifestError
+from cormorant_worker.errors import LastWorker
 from cormorant_worker.normalize import Statistics
 
 
@@ -92,16 +92,8 @@ class RayOptions:
     override the other options. In a cluster that the fleet starts, no CPUs are requested. May grow while the fleet
     runs."""
     init: Mapping[str, Any] = field(default_factory=dict)
-    object_store_bytes: int | None = None
-    """Memory for batches in a cluster that the fleet starts, at least 78,643,200; None: Ray's default, 30 % of the
-    machine's memory."""
-
-    def __post_init__(self) -> None:
-        if self.address and self.object_store_bytes:
-            raise ManifestError(
-                f'object_store_bytes={self.object_store_bytes} cannot change the running cluster "{self.address}"; '
-                "leave it out, or start its nodes with `ray start --object-store-memory`"
-            )
+    """Further arguments of `ray.init`, such as `object_store_memory`: bytes for batches in a cluster that the fleet
+    starts."""
 
 
 def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:

@@ -183,6 +183,8 @@ class WorkerHandle:
     """How it calls the policy, and the cost of finding out; empty: unchanged."""
     landed_frames: int = 0
     durable_frames: int = 0
+    pod_ends: bool = False
+    """Its pod is about to end."""
     dropped_frames: int = 0
     """Frames stepped by this attempt and dropped when it was reseeded."""
     env_restarts: int = 0

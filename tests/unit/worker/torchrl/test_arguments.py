@@ -332,7 +332,6 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     remote = remote_options({"num_cpus": 2, "memory": 5}, 2)
     options = ray_options(init, remote)
     assert (options.address, options.runtime_env) == ("auto", init["runtime_env"])
-    assert ray_options({"object_store_memory": 10**8}, []).object_store_bytes == 10**8
     assert options.init == {"namespace": "n"}
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2

@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -36,19 +36,14 @@ class RayCluster:
         """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
         """This object connected the process, with the options' runtime environment for all its workers."""
-        self._nodes: list[dict[str, Any]] = []
         if options.address and options.address != "auto":
             host, _, port = options.address.rpartition(":")
-            if not host or not port.isdecimal() or "/" in host:
-                raise FleetError(
-                    f'the Ray address "{options.address}" is neither "auto" nor host:port, as in "10.0.0.1:6379"'
-                )
             try:  # Ray itself tries for minutes
                 socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 raise FleetError(
-                    f'nothing answers at the Ray address "{options.address}" ({error}); start a head there with '
-                    "`ray start --head`, or leave the address out for a cluster of this machine"
+                    f'nothing answers at the Ray address "{options.address}" ({error}); give "auto", or host:port of a '
+                    "head that `ray start --head` started, or leave the address out for a cluster of this machine"
                 ) from error
         with _lock:
             if not ray.is_initialized():
@@ -68,18 +63,15 @@ class RayCluster:
         # them itself.
         ray._private.worker._worker_logs_enabled = False
         ours: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-        store: dict[str, Any] = {}
         if not options.address:
             # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
             ours |= {"include_dashboard": False, "num_cpus": 0}
-            store = {"object_store_memory": options.object_store_bytes or None}
         connect = partial(
             ray.init,
             **{**ours, **options.init},
             address=options.address or "local",
             # Folders are sent along with the connection alone, not with an actor.
             runtime_env=dict(options.runtime_env) or None,
-            **store,
         )
         try:
             with signals_kept():
@@ -101,22 +93,11 @@ class RayCluster:
 
     def check(self) -> None:
         """Raise if this process is cut off from the cluster. Waits for Ray's head."""
-        self._nodes = [node for node in ray.nodes() if node["Alive"]]
-        if not any(node["NodeID"] == self.node_id for node in self._nodes):
+        if not any(node["Alive"] and node["NodeID"] == self.node_id for node in ray.nodes()):
             raise FleetError(
                 f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
                 "every worker that belongs to this process; start Ray there again, then the job"
             )
-
-    def describe(self) -> str:
-        """Resources of the nodes that lived at the last `check`, for messages."""
-        total: dict[str, float] = {}
-        for node in self._nodes:
-            for name, amount in node["Resources"].items():
-                if not name.startswith(("node:", "memory", "object_store_memory")):
-                    total[name] = total.get(name, 0.0) + amount
-        number = len(self._nodes)
-        return f"{number} living node{'s' * (number != 1)} with {describe_resources(total)}"
 
     def store_bytes(self) -> int:
         """Smallest object store memory of the living nodes."""
@@ -130,11 +111,6 @@ class RayCluster:
                 self.has_connected = False
                 if not _holders:
                     ray.shutdown()
-
-
-def describe_resources(resources: Mapping[str, float]) -> str:
-    """Amounts as text: "CPU: 4, GPU: 1", without those that are 0."""
-    return ", ".join(f"{name}: {amount:g}" for name, amount in sorted(resources.items()) if amount) or "nothing"
 
 
 def disconnect() -> None:

@@ -6,7 +6,6 @@ Results arrive in Ray's threads, which only put them into the inbox. The fleet's
 import os
 import signal
 import sys
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
@@ -29,19 +27,15 @@ from cormorant_worker.errors import FleetError, ManifestError
 from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.options import FleetOptions, RayOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, News, WorkerActor
-from cormorant_worker.fleet.ray.cluster import RayCluster, describe_resources
+from cormorant_worker.fleet.ray.cluster import RayCluster
 from cormorant_worker.fleet.transport import Payload, Source
 from cormorant_worker.spaces import Array, writable
 from cormorant_worker.weights.cached import NOTHING_SETTLED, Settled
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Start, Ticket
-
-log = structlog.get_logger()
+from cormorant_worker.worker.messages import Failed, Finished, Request, Start, Ticket
 
 _GPU = "nvidia.com/gpu"
-_PREEMPTION = 2
-"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
 _USABLE = 0.8
@@ -76,7 +70,7 @@ class RayBlockPool:
             raise FleetError(
                 f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to {size_bytes:,} "
                 f"and {at_least} of them must fit into {_USABLE:.0%} of it; give it more memory "
-                "(RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+                "(`ray start --object-store-memory`, or object_store_memory in RayOptions.init) or lower framesPerBatch"
             )
         self.limit = min(limit, most)
 
@@ -164,7 +158,7 @@ class RayConnection:
         """The worker's activity in words; before it has begun, the likely reason."""
         if self.pid:
             return self.phase.name.lower()
-        return f"not placed: it asks for {self._demand}; Ray has {self._cluster.describe()}"
+        return f"not placed: it asks Ray for {self._demand}; `ray status` shows what is free"
 
     def describe_end(self) -> str:
         return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
@@ -201,9 +195,6 @@ class RayConnection:
             self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
             self.frames, self.spent_ns = max(self.frames, news.frames), news.spent_ns
             for message in news.messages:
-                if isinstance(message, Leaving):
-                    # Beside the fleet's thread: Ray's head may take its time to answer.
-                    threading.Thread(target=self._keep_workers_off, name="drain-node", daemon=True).start()
                 messages.append(message)
                 if isinstance(message, Finished | Failed):
                     self.is_open = False
@@ -254,19 +245,6 @@ class RayConnection:
             self._is_dead = True
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
-
-    def _keep_workers_off(self) -> None:
-        # The replacement is for the pod that comes: on the node that goes it would be lost, and replaced in turn. What
-        # runs there goes on.
-        try:
-            is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
-                self._node_id, _PREEMPTION, "its pod is about to end", 0
-            )
-            reason = "" if is_accepted else f"RayError: Ray does not drain the node {self._node_id}: {why_not}"
-        except ray.exceptions.RayError as error:
-            reason = _cause(error)
-        if reason:
-            log.warning("node_not_drained", node=self._node_id, reason=reason)
 
     def close(self) -> None:
         self.is_open = False
@@ -330,7 +308,7 @@ class RayEngine:
         handle = self._actors.options(**asked, max_restarts=0, max_task_retries=0).remote(
             replace(start, place=place), [path for path in sys.path if path]
         )
-        demand = describe_resources({"CPU": cpus, "GPU": asked["num_gpus"], **resources})
+        demand = ", ".join(f"{name} {n:g}" for name, n in {"CPU": cpus, "GPU": asked["num_gpus"], **resources}.items())
         connection = self._connections[place.group, place.index] = RayConnection(
             place, handle, demand, cluster=self.cluster, blocks=self._landing, settled=self._settled
         )
@@ -363,10 +341,10 @@ class RayEngine:
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
     """Options of a worker's actor for `ray.remote`. `is_own`: only this fleet uses the cluster, so CPUs need no
-    accounting. Raises ManifestError where a quantity in the group's requests and limits cannot be read.
+    accounting.
     """
     group = next(known for known in job.spec.worker_groups if known.name == place.group)
-    cpus, gpus = _quantity(group.resources, "cpu", group.name), _quantity(group.resources, _GPU, group.name)
+    cpus, gpus = _quantity(group.resources, "cpu"), _quantity(group.resources, _GPU)
     if gpus is None:
         gpus = float(place.device.startswith("cuda"))
     slot: dict[str, float] = {}
@@ -385,17 +363,10 @@ def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *,
     }
 
 
-def _quantity(resources: Mapping[str, Any], name: str, group: str) -> float | None:
+def _quantity(resources: Mapping[str, Any], name: str) -> float | None:
     """A Kubernetes quantity of whole or milli units, from the requests or else the limits."""
-    for kind in ("requests", "limits"):
-        value = (resources.get(kind) or {}).get(name)
-        if value is None:
-            continue
-        text = str(value)
-        try:
-            return float(text[:-1]) / 1000 if text.endswith("m") else float(text)
-        except ValueError as error:
-            raise ManifestError(
-                f'workerGroups "{group}": resources.{kind}["{name}"] is {value!r}; write a number as 2, "0.5" or "500m"'
-            ) from error
-    return None
+    value = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(name)
+    if value is None:
+        return None
+    text = str(value)
+    return float(text[:-1]) / 1000 if text.endswith("m") else float(text)

@@ -34,6 +34,8 @@ _HEALTHY_S = 600.0
 """After which the failures of a worker that delivered a batch are counted from zero."""
 _POD_ENDS_S = 10.0
 """A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
+_POD_LEAVES_S = 4.0
+"""A leaving worker's pod has ended by then, and Ray has noticed."""
 
 
 class SlotLife:
@@ -322,6 +324,8 @@ class SlotLife:
         """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""
         core, slot = self._core, handle.slot
         core.slots.vacate(slot)
+        if handle.pod_ends:
+            slot.not_before = time.monotonic() + _POD_LEAVES_S
         if isinstance(seen, Exception):
             core.fail(seen, what="see a worker off")
             seen = str(seen), handle.durable_frames if core.dataset is not None else None

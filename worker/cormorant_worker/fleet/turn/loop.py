@@ -158,6 +158,7 @@ class FleetLoop:
                     getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
             case messages.Leaving():
                 log.info("worker_leaving", worker=handle.name)
+                handle.pod_ends = True
                 self._life.let_go(handle)
             case messages.Finished():
                 slot.final_state = message.state
