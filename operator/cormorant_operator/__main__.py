@@ -176,9 +176,9 @@ def _make_probes(cluster: KubeClient, controller: Controller, *, is_leading: Cal
         is_ready = controller.is_filled or not is_leading()
         return web.Response(status=200 if is_ready else 503, text="ok\n" if is_ready else "listing\n")
 
-    async def metrics(request: web.Request) -> web.Response:
-        body, content_type = controller.metrics.text(request.headers.get("Accept", ""))
-        return web.Response(body=body, headers={"Content-Type": content_type})
+    async def metrics(_: web.Request) -> web.Response:
+        content_type = "text/plain; version=0.0.4; charset=utf-8"
+        return web.Response(body=controller.metrics.text(), headers={"Content-Type": content_type})
 
     def read() -> Mapping[Metric, Values]:
         uids, heads = controller.cache.jobs(), controller.head_states

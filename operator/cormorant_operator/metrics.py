@@ -6,7 +6,7 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from cormorant_contract.metrics import operator as declared
@@ -40,9 +40,8 @@ class Metrics(Collector):
         with self._durations[handler].time(), self._errors[handler].count_exceptions():
             yield
 
-    def text(self, accept: str) -> tuple[bytes, str]:
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def text(self) -> bytes:
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Family]:
         for metric, values in self.read().items():

@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
@@ -18,6 +18,7 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, EvaluationTable, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.metrics.exposition import CONTENT_TYPE
 from cormorant_worker.metrics.fleet import version_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
@@ -99,12 +100,10 @@ async def readyz(head: TheHead, wait: Annotated[float, Query(ge=0, le=60)] = 0.0
     response_class=Response,
     responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
 )
-async def get_metrics(request: Request, head: TheHead) -> Response:
+async def get_metrics(head: TheHead) -> Response:
     """Metrics of the whole job, for Prometheus. No token needed: they reveal speed, not data."""
-    accept = request.headers.get("accept", "")
     # Not in the head's pools: long calls and shutdown must not delay a scrape.
-    body, media_type = await asyncio.to_thread(scrape, head, accept)
-    return Response(body, headers={"Content-Type": media_type})
+    return Response(await asyncio.to_thread(scrape, head), headers={"Content-Type": CONTENT_TYPE})
 
 
 @health.get("/version")
@@ -113,10 +112,8 @@ async def get_version() -> Build:
     return Build(version=version_of("cormorant"))
 
 
-def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
-    """The head's metrics and their content type; while the head closes, the last known values. Blocks for a few
-    milliseconds.
-    """
+def scrape(head: Head) -> bytes:
+    """The head's metrics; while the head closes, the last known values. Blocks for a few milliseconds."""
     metrics = head.metrics
     with suppress(CormorantError):  # the fleet is closing or has failed: the last values stay
         if head.is_running and not head.is_closing:
@@ -125,4 +122,4 @@ def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
             metrics.show(describe(head, stats))
         else:
             metrics.show_state("failed" if head.failure else "draining" if head.is_running else "starting")
-    return metrics.exposition.text(accept)
+    return metrics.exposition.text()

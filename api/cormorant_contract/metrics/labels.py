@@ -9,7 +9,7 @@ from typing import Any, Literal
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["head", "worker", "operator"]
 
-_PARTS = ("_bucket", "_sum", "_count")
+_PARTS = ("_bucket", "_count", "_sum")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Metric:
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """Names of its samples. A histogram of negative values has only buckets, because its sum could decrease."""
+        """Names of its samples. A histogram of negative values has no sum, because it could decrease."""
         if self.kind != "histogram":
             return (self.name,)
-        return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:1]))
+        return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:2]))
 
     @property
     def most_series(self) -> int:

@@ -104,7 +104,7 @@ class Scene:
     @property
     def decided(self) -> float:
         """How often the job was looked at."""
-        text, _ = self.controller.metrics.text("")
+        text = self.controller.metrics.text()
         return float(re.search(r'reconcile_duration_seconds_count{handler="reconcile"} (\S+)', text.decode())[1])
 
     @property

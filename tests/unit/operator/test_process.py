@@ -63,7 +63,7 @@ def test_what_cannot_be_used_is_refused(key: str, more: list[str], sentence: str
 
 def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
-    for family in text_string_to_metric_families(metrics.text("")[0].decode()):
+    for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
     return found

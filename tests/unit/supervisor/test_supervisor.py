@@ -221,7 +221,7 @@ def test_rays_end_is_explained_beside_the_count(tmp_path: Path) -> None:
 
 def test_the_contracts_metrics_are_exported() -> None:
     pod = PodMetrics(PodState(is_joined=True, joins=2), job="pong", group="cpu")
-    families = text_string_to_metric_families(pod.text()[0].decode())
+    families = text_string_to_metric_families(pod.text().decode())
     exported = {sample.name: sample.value for family in families for sample in family.samples}
     assert exported.keys() == {metric.name for metric in METRICS["worker"] if not metric.when}
     assert (exported["cormorant_worker_joined"], exported["cormorant_worker_joins_total"]) == (1, 2)

@@ -281,7 +281,7 @@ def test_a_glance_has_frames_and_the_ranges_of_each_key() -> None:
     assert (found.frames, found.published_frames, found.mean, found.std) == (4, 2, (-4.0, 20.0), (low, high))
     exposition = Exposition(HEAD_METRICS, collectorjob="counting")
     FleetMetrics(make_job(), exposition).sample(make_stats(statistics=book.glance()))
-    lines = exposition.text()[0].decode().splitlines()
+    lines = exposition.text().decode().splitlines()
     shown = [line.partition("{")[2].replace('collectorjob="counting",', "") for line in lines if "normalize_" in line]
     assert [line for line in shown if line] == [
         'key="observation"} 4.0',

@@ -289,7 +289,7 @@ def test_the_gauge_has_a_series_for_each_variant() -> None:
         FleetMetrics(job, exposition).sample(stats)
         found = {
             (sample.labels["name"], sample.labels["task"]): sample.value
-            for family in text_string_to_metric_families(exposition.text()[0].decode())
+            for family in text_string_to_metric_families(exposition.text().decode())
             for sample in family.samples
             if sample.name == "cormorant_episode_metric"
         }

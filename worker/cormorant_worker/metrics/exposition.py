@@ -6,13 +6,14 @@ from collections import Counter as Places
 from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.samples import Sample
+from prometheus_client.exposition import generate_latest
 
 from cormorant_contract.metrics.labels import Metric
 
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
@@ -23,15 +24,6 @@ def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
     for place, count in Places(bisect_left(bounds, value) if value == value else -1 for value in values).items():
         histogram._buckets[place].inc(count)
     histogram._sum.inc(sum(values))
-
-
-class _Histogram(Histogram):
-    def _child_samples(self) -> Iterable[Sample]:
-        """Without a count where a bound is negative: there is no sum, and strict readers of OpenMetrics want both or
-        neither.
-        """
-        has_sum = self._upper_bounds[0] >= 0
-        return [sample for sample in super()._child_samples() if has_sum or sample.name != "_count"]
 
 
 class Exposition:
@@ -69,12 +61,9 @@ class Exposition:
         with self._lock:
             child.inc(max(0.0, number - child._value.get()))
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
-        """The exposition and its content type: Prometheus' own format or OpenMetrics, as the scraper's Accept header
-        says.
-        """
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+    def text(self) -> bytes:
+        """The metrics in Prometheus' text format, of `CONTENT_TYPE`."""
+        return generate_latest(self._registry)
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
         values = {"collectorjob": self._job, **labels}
@@ -90,4 +79,4 @@ class Exposition:
             case "gauge":
                 return Gauge(metric.name, metric.help, names, registry=self._registry)
             case "histogram":
-                return _Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)
+                return Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from cormorant_contract.metrics import worker as declared
 from cormorant_worker.errors import SupervisorRefused
-from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.metrics.exposition import CONTENT_TYPE, Exposition
 
 _HUNG_S = 60.0
 _LOOK_S = 0.05
@@ -46,7 +46,7 @@ class PodMetrics:
         self._state, self._group = state, group
         self._exposition = Exposition(declared.WORKER_METRICS, collectorjob=job)
 
-    def text(self, accept: str = "") -> tuple[bytes, str]:
+    def text(self) -> bytes:
         show = partial(self._exposition.show, group=self._group)
         show(declared.JOINED, self._state.is_joined)
         show(declared.JOINS, self._state.joins)
@@ -58,7 +58,7 @@ class PodMetrics:
                 continue  # a device that is partitioned does not tell
             show(declared.GPU_UTILIZATION, rates.gpu / 100, gpu=str(index))
             show(declared.GPU_MEMORY, int(memory.used), gpu=str(index))
-        return self._exposition.text(accept)
+        return self._exposition.text()
 
 
 class PodProbes:
@@ -78,7 +78,7 @@ class PodProbes:
             timeout = _IDLE_S
 
             def do_GET(self) -> None:  # the base class's name
-                status, body, content_type = answer(self.path, state, metrics, self.headers.get("Accept", ""))
+                status, body, content_type = answer(self.path, state, metrics)
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
@@ -103,7 +103,7 @@ class PodProbes:
         self._server.server_close()
 
 
-def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") -> Answer:
+def answer(target: str, state: PodState, metrics: PodMetrics) -> Answer:
     """Answer a request. `/readyz?wait=SECONDS` waits that long for the pod's first membership."""
     path, _, query = target.partition("?")
     wait = query.removeprefix("wait=")
@@ -118,7 +118,7 @@ def answer(target: str, state: PodState, metrics: PodMetrics, accept: str = "") 
             why = "leaving" if state.is_leaving else "Ray has not joined the head"
             return _verdict(state.is_joined and not state.is_leaving, why)
         case "/metrics":
-            return HTTPStatus.OK, *metrics.text(accept)
+            return HTTPStatus.OK, metrics.text(), CONTENT_TYPE
         case _:
             return HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n", _PLAIN
 
