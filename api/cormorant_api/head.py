@@ -219,7 +219,6 @@ class Head:
         """For previews: no more at a time, so that workers are not slowed."""
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
-        self._unsubscribe: Callable[[], None] = lambda: None
 
     def attach(self, fleet: WorkerFleet, *, is_paused: bool) -> None:
         """Take over a started fleet. Weights of an earlier head are published before anything is collected.
@@ -227,7 +226,7 @@ class Head:
         """
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.job.spec.paused
-        self._unsubscribe = fleet.subscribe(self._on_fleet_event)
+        fleet.subscribe(self._on_fleet_event)
         stats = fleet.stats(workers=False)
         self.sample(stats)
         self.rates.sample(stats)
@@ -285,7 +284,6 @@ class Head:
     def close(self) -> None:
         """End every wait and return all loans. Does not close the fleet. May be called twice."""
         self._ended.set()
-        self._unsubscribe()
         # Housekeeping must stop before unacknowledged loans are returned: it would count them as settled.
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
@@ -403,6 +401,8 @@ class Head:
 
     def _on_fleet_event(self, event: FleetEvent) -> None:
         """Called by the fleet's thread; must be quick and not call the fleet."""
+        if self._ended.is_set():
+            return
         running = self._running
         if running is not None:
             if event.kind == "applied":

@@ -9,7 +9,6 @@ import socket
 import uuid
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from cormorant_contract.disk import local_path
 from cormorant_contract.job import CollectorJob
@@ -53,9 +52,7 @@ class DatasetRoot:
                     self.written[group, index] += part.frames
                     self.statistics = self.statistics.merged(part.statistics)
                     self.attempts[group, index] = max(attempt, self.attempts.get((group, index), -1))
-            # Runs of versions that did not number them have one epoch a part at most.
-            last = max(runs, default=max(self.attempts.values(), default=-1))
-            self.epoch = max(epoch, last + 1)
+            self.epoch = max(epoch, max(runs, default=-1) + 1)
             """Epoch of this writer: higher than any before."""
         except BaseException:
             self.close()
@@ -90,13 +87,6 @@ def _lock(uri: str) -> FolderLock | None:
     path = local_path(uri)
     if path is None:
         return None  # object stores have no locks: see `Dataset.begin_run`
-    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not existing.is_dir():
-        raise DatasetError(f"{uri} cannot be a folder: {existing} is a file; choose another URI")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise DatasetError(
-            f"{uri} cannot be written: no permission to write in {Path(existing)}; choose another URI"
-        ) from PermissionError(str(existing))
     try:
         return FolderLock(path)
     except LockHeld as error:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,15 +61,9 @@ class Events:
         self._listeners: list[Listener] = []
         self._noted: deque[FleetEvent] = deque()
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Call a listener for each event from now on. Returns a function that ends that; it may be called twice."""
+    def subscribe(self, listener: Listener) -> None:
+        """Call a listener for each event from now on."""
         self._listeners.append(listener)
-
-        def unsubscribe() -> None:
-            with suppress(ValueError):
-                self._listeners.remove(listener)
-
-        return unsubscribe
 
     def note(self, kind: EventKind, **fields: Any) -> None:
         """Note an event with these fields of `FleetEvent`."""

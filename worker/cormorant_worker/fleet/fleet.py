@@ -41,7 +41,7 @@ from cormorant_worker.normalize import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob, in_models, to_bytes
 from cormorant_worker.weights.cached import Settled
-from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, specs_of_tensors, verify
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, WeightSpecs, verify
 from cormorant_worker.worker import messages
 
 log = structlog.get_logger()
@@ -223,9 +223,7 @@ class WorkerFleet:
             if (data := file_of(weights)) is not None:
                 weights = WeightsBlob.from_bytes(data)
             else:
-                tensors = in_models(weights)
-                verify(specs_of_tensors(tensors), self._known.specs)  # before they are copied
-                weights = WeightsBlob.of(tensors)
+                weights = WeightsBlob.of(in_models(weights))
         verify(weights.specs, self._known.specs)
         if not (allow_nonfinite or self.job.spec.policy.allow_nonfinite):
             weights.check_finite()
@@ -275,12 +273,11 @@ class WorkerFleet:
             self._core.queue.complete(self._core.scheduler.drain())
             self.resume()
 
-    def subscribe(self, listener: Listener) -> Callable[[], None]:
+    def subscribe(self, listener: Listener) -> None:
         """Call a function with each event from now on, in order; see `FleetEvent`. The fleet's own thread calls it: it
-        must return at once and not call the fleet. Its exceptions are logged. Returns a function that ends the
-        subscription.
+        must return at once and not call the fleet. Its exceptions are logged.
         """
-        return self._core.events.subscribe(listener)
+        self._core.events.subscribe(listener)
 
     def state(self) -> bytes:
         """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
@@ -442,12 +439,8 @@ class WorkerFleet:
             handle = self._core.slots.find(worker)
             if handle is None and worker not in (known := [slot.name for slot in self._core.slots.wanted]):
                 raise NoSuchWorker(f"there is no worker {worker[:80]!r}; there are {', '.join(known)}")
-            if handle is not None and handle.slot.is_server:
-                raise FleetError(
-                    f"{worker} is an inference server and has no environments; look at a worker that collects"
-                )
-            if handle is None or not handle.is_ready:
-                raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+            if handle is None or not handle.is_ready or handle.slot.is_server:
+                raise FleetError(f"worker {worker} has no environments now; look at a ready worker that collects")
             look = messages.Look(column=column, leaf=leaf)
             data = self._quiesce.ask(handle, look, "show its environment", timeout_s=_PEEK_S)
         shown = self._known.layout.observation[leaf]

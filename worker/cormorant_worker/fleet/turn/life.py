@@ -395,12 +395,7 @@ class SlotLife:
         slot.failures = 1 if was_healthy else slot.failures + 1
         limit = core.job.spec.run_policy.max_restarts_per_slot
         if slot.failures > limit:
-            # A script has no manifest whose field it could change.
-            field = "max_restarts" if core.options.overrides else "spec.runPolicy.maxRestartsPerSlot"
-            often = "once" if limit == 1 else f"{limit} times"
-            spent = f"{field} allows no restart"
-            if limit:
-                spent = f"it was restarted {often} already ({field}), and no replacement lasted {_HEALTHY_S:g} s"
+            spent = f"the limit on restarts in a row is {limit} (runPolicy.maxRestartsPerSlot, in Python max_restarts)"
             core.fail(WorkerFailed(f"worker {handle.name} {reason}; {spent}"))
         elif slot.failures > 1:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
