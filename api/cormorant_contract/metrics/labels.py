@@ -20,13 +20,6 @@ class Label:
     help: str
     values: tuple[str, ...] = ()
     """All possible values; empty: the manifest or the cluster determines them."""
-    at_most: int = 1
-    """Maximum number of values per process, where `values` is empty."""
-
-    @property
-    def limit(self) -> int:
-        """Maximum number of values per process."""
-        return len(self.values) or self.at_most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +48,6 @@ class Metric:
             return (self.name,)
         return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:2]))
 
-    @property
-    def most_series(self) -> int:
-        """Maximum number of its series per process."""
-        combinations = 1
-        for label in self.labels:
-            combinations *= label.limit
-        # A histogram has one series a bucket, +Inf, the sum and the count.
-        return combinations * (len(self.buckets) + 3 if self.kind == "histogram" else 1)
-
 
 class MetricList(list[Metric]):
     """Declares metrics in order, all with a prefix and with labels of their own before those of each."""
@@ -87,7 +71,6 @@ class MetricList(list[Metric]):
         return self._declare("histogram", name, help_, labels, buckets=buckets)
 
 
-MOST_GROUPS = 8
 ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
 """Activities that a worker's time is spent on, in the order in which workers report them."""
 DROP_REASONS = ("crash", "stale", "drop_oldest", "drain", "restore", "seed", "stale_for_consumer")
@@ -96,7 +79,7 @@ UPDATE_STAGES = ("receive", "verify", "distribute", "apply", "total")
 HEAD_STATES = ("starting", "running", "paused", "draining", "completing", "completed", "failed")
 
 COLLECTORJOB = Label(name="collectorjob", help="Name of the job.")
-GROUP = Label(name="group", help="Worker group, as the manifest names it.", at_most=MOST_GROUPS)
+GROUP = Label(name="group", help="Worker group, as the manifest names it.")
 ENV = Label(name="env", help="Environment: EnvPool's task, gymnasium's id, or the entrypoint.")
 PHASE = Label(
     name="phase",
@@ -114,18 +97,15 @@ DROPPED_FOR = Label(
     values=DROP_REASONS,
 )
 METRIC = Label(
-    name="name",
-    help="Name of the metric in `collection.episodeMetrics`; of a variant return and length, too.",
-    at_most=18,
+    name="name", help="Name of the metric in `collection.episodeMetrics`; of a variant return and length, too."
 )
 STATISTICS_KEY = Label(
     name="key",
     help="What `collection.normalize` keeps statistics of: a leaf of the observation, or next/reward, whose statistics "
     "are those of the discounted return.",
-    at_most=65,
 )
 BOUND = Label(name="bound", help="lowest, highest: over the values of the key.", values=("lowest", "highest"))
-TASK = Label(name="task", help="Variant of the environment; empty without variants.", at_most=65)
+TASK = Label(name="task", help="Variant of the environment; empty without variants.")
 RESTARTED_FOR = Label(
     name="reason",
     help="crash: the process ended. hang: no progress, killed. error: failed with a reason.",
@@ -165,14 +145,14 @@ HEARD = Label(
     help="answering: valid answer. silent: no readable answer. refusing: rejects the operator's token.",
     values=("answering", "silent", "refusing"),
 )
-GPU = Label(name="gpu", help="Index of the device.", at_most=16)
+GPU = Label(name="gpu", help="Index of the device.")
 VERSION = Label(name="version", help="Version of Cormorant.")
 PYTHON = Label(name="python", help="Python version.")
 TORCH = Label(name="torch", help="PyTorch version.")
 
-JOB_NAMESPACE = Label(name="job_namespace", help="Namespace of the job.", at_most=1000)
-JOB = Label(name="collectorjob", help="Name of the job.", at_most=1)
-JOB_PHASE = Label(name="phase", help="`status.phase`; the current phase is 1, others are not exported.", at_most=1)
+JOB_NAMESPACE = Label(name="job_namespace", help="Namespace of the job.")
+JOB = Label(name="collectorjob", help="Name of the job.")
+JOB_PHASE = Label(name="phase", help="`status.phase`; the current phase is 1, others are not exported.")
 HANDLER = Label(
     name="handler",
     help="reconcile: a full reconcile. poll: a request to a head. counters: a write of counters only.",
@@ -181,7 +161,7 @@ HANDLER = Label(
 API_METHOD = Label(
     name="method", help="HTTP method of a request to the API server.", values=("GET", "POST", "PATCH", "PUT", "DELETE")
 )
-CODE = Label(name="code", help="Status code of the API server's answer; 0: no answer.", at_most=20)
+CODE = Label(name="code", help="Status code of the API server's answer; 0: no answer.")
 QUEUE = Label(
     name="queue",
     help="jobs: waiting for a reconcile. heads: waiting for a poll. counters: waiting for a write.",
