@@ -109,7 +109,7 @@ docs: $(INSTALLED) ## Write what is generated (CRD, rules, dashboards, metrics, 
 	@$(MKDOCS)
 
 wire: $(INSTALLED) ## Compare CRD, metrics, REST, names and files with an earlier revision: BASE=v0.1.0
-	@$(BIN)/python tests/support/cormorant_testing/wire.py $(BASE)
+	@PYTHONPATH=tests/support $(BIN)/python -m cormorant_testing.wire $(BASE)
 
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -3,11 +3,9 @@
 Both revisions are dumped by this file: the CustomResourceDefinition, metrics, the OpenAPI document, names of labels,
 annotations and environment variables, and the files that a run leaves on disk. Values that differ between two runs of
 one revision (times, digests, hosts, tokens) count by their type. The exit code is 1 when anything was removed or
-changed; additions are listed.
+changed, which is removed and added.
 """
 
-import ast
-import dataclasses
 import hashlib
 import json
 import os
@@ -16,12 +14,13 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import yaml
+
+from cormorant_testing.scripts import Server, unused_port
 
 ROOT = Path(__file__).resolve().parents[3]
 Surface = dict[str, str]
@@ -34,7 +33,7 @@ kind: CollectorJob
 metadata: {name: wire}
 spec:
   env: {gymnasium: {id: CartPole-v1, vectorization: inline, numEnvs: 2}}
-  policy: {entrypoint: "%s:mlp"}
+  policy: {entrypoint: "cormorant.policies:mlp"}
   collection: {framesPerBatch: 32, seed: 3, mode: sync%s}
   output: {%s}
   replicas: 1
@@ -68,8 +67,6 @@ def shape(value: Any, name: str = "") -> Any:
 
 
 def crd() -> Surface:
-    import yaml
-
     return dict(flat(yaml.safe_load(_cormorant("crd"))))
 
 
@@ -80,71 +77,51 @@ def openapi() -> Surface:
 def metrics() -> Surface:
     from cormorant_contract.metrics import METRICS
 
-    found: Surface = {}
-    for exporter, declared in METRICS.items():
-        for metric in declared:
-            fields = {key: repr(value) for key, value in _plain(metric).items() if key not in _WORDS}
-            found |= {f"{exporter}.{metric.name}.{key}": value for key, value in fields.items()}
-    return found
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    found = {}
-    for field in dataclasses.fields(value):
-        inner = getattr(value, field.name)
-        if field.name == "labels":
-            inner = [(label.name, label.values) for label in inner]
-        found[field.name] = inner if isinstance(inner, str | int | float | list | tuple | bool | None) else str(inner)
-    return {key: inner for key, inner in found.items() if key not in ("help", "when")}
+    return {
+        f"{exporter}.{metric.name}": f"{metric.kind} {metric.buckets} {[(x.name, x.values) for x in metric.labels]}"
+        for exporter, declared in METRICS.items()
+        for metric in declared
+    }
 
 
 def names(tree: Path) -> Surface:
-    """Labels, annotations and environment variables: strings of the code, and words of the chart's templates."""
-    found = set()
-    for room in ("api", "worker", "operator"):
-        for path in (tree / room).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
-                    found.add(node.value)
-    for path in (tree / "charts/cormorant/templates").rglob("*.yaml"):
-        found |= {match[0].rstrip("./") for match in _NAME.finditer(path.read_text())}
+    """Labels, annotations and environment variables, wherever the code and the chart's templates have the words."""
+    sources = [path for room in ("api", "worker", "operator") for path in (tree / room).rglob("*.py")]
+    sources += (tree / "charts/cormorant/templates").rglob("*.yaml")
+    found = {match[0].rstrip("./") for path in sources for match in _NAME.finditer(path.read_text())}
     return dict.fromkeys(sorted(found), "name")
 
 
-def files(folder: Path, tree: Path) -> Surface:
-    """A dataset of one worker, a head's directory and a saved state, as a tree's `cormorant` leaves them."""
-    policies = "cormorant.policies" if (tree / "api/cormorant").is_dir() else "cormorant_worker.policies"
-    (folder / "data.yaml").write_text(_JOB % (policies, ", totalFrames: 96", "dataset: {uri: data}"))
-    (folder / "served.yaml").write_text(_JOB % (policies, "", "queue: {capacityBatches: 1}"))
+def files(folder: Path) -> Surface:
+    """A dataset of one worker, a head's directory and a saved state, as `cormorant` leaves them."""
+    (folder / "data.yaml").write_text(_JOB % (", totalFrames: 96", "dataset: {uri: data}"))
+    (folder / "served.yaml").write_text(_JOB % ("", "queue: {capacityBatches: 1}"))
     _cormorant("run", "data.yaml", cwd=folder)
-    port, log = 18300 + os.getpid() % 1000 * 2, folder / "head.log"
+    port = unused_port()
     url = f"http://127.0.0.1:{port}"
     command = [*_CORMORANT, "run", "served.yaml", "--serve", "--directory", "head", "--port", str(port)]
     os.environ |= {"CORMORANT_URL": url, "CORMORANT_TOKEN_FILE": str(folder / "head/tokens.json")}
-    with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as head:
-        try:
-            _await(f"{url}/readyz", head, log)
-            _write_weights(folder / "policy.safetensors", policies)
-            _cormorant("weights", "push", "policy.safetensors", cwd=folder)
-            _cormorant("pause", cwd=folder)
-            _cormorant("state", "save", "state", cwd=folder)
-        finally:
-            head.terminate()
-            head.wait(timeout=60)
+    with Server(command, f"{url}/readyz", cwd=folder) as head:
+        _write_weights(folder / "policy.safetensors")
+        _cormorant("weights", "push", "policy.safetensors", cwd=folder)
+        _cormorant("pause", cwd=folder)
+        _cormorant("state", "save", "state", cwd=folder)
+        head.end()
     found: Surface = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and name not in ("data.yaml", "served.yaml", "head.log", "policy.safetensors"):
+        if path.is_file() and name not in ("data.yaml", "served.yaml", "policy.safetensors"):
             found[name] = "file"
             found |= {f"{name}: {key}": value for key, value in contents(path, path.read_bytes())}
     return found
 
 
-def _write_weights(path: Path, policies: str) -> None:
+def _write_weights(path: Path) -> None:
     import gymnasium
     from safetensors.torch import save_file
 
-    mlp = import_module(policies).mlp
+    from cormorant.policies import mlp
+
     save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 
 
@@ -194,51 +171,20 @@ def _cormorant(*words: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def _await(url: str, head: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + 180
-    while True:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except OSError:
-            if head.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"{url} does not answer: {log.read_text()[-2000:]}") from None
-            time.sleep(0.2)
-
-
 def dump(tree: Path) -> dict[str, Surface]:
     with tempfile.TemporaryDirectory() as folder:
-        on_disk = files(Path(folder), tree)
+        on_disk = files(Path(folder))
     return {"crd": crd(), "metrics": metrics(), "openapi": openapi(), "names": names(tree), "files": on_disk}
 
 
-def dump_of(tree: Path) -> dict[str, Surface]:
-    """The dump of a tree's own code, in a process of its own."""
-    rooms = os.pathsep.join(str(tree / room) for room in ("api", "worker", "operator"))
-    environment = {**os.environ, "PYTHONPATH": rooms}
-    done = subprocess.run([sys.executable, __file__, "--dump", str(tree)], env=environment, stdout=subprocess.PIPE)
-    if done.returncode:
-        raise SystemExit(done.returncode)
-    found: dict[str, Surface] = json.loads(done.stdout)
-    return found
-
-
-def compare(base: Mapping[str, Surface], now: Mapping[str, Surface]) -> tuple[list[str], bool]:
-    """The report's lines, and whether nothing was removed or changed."""
-    lines = ["| surface | before | now | removed | changed | added |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
-    details, is_same = [], True
-    for surface in base:
-        before, after = base[surface], now[surface]
-        removed = sorted(before.keys() - after.keys())
-        added = sorted(after.keys() - before.keys())
-        changed = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
-        is_same = is_same and not removed and not changed
-        counts = (len(before), len(after), len(removed), len(changed), len(added))
-        lines.append(f"| {surface} | {' | '.join(map(str, counts))} |")
-        details += [f"{surface}: removed {key} = {before[key]}" for key in removed]
-        details += [f"{surface}: changed {key}: {before[key]} -> {after[key]}" for key in changed]
-        details += [f"{surface}: added {key} = {after[key]}" for key in added]
-    return [*lines, *details], is_same
+def dump_of(tree: Path) -> set[str]:
+    """The dump of a tree's own code, in a process of its own, as lines."""
+    rooms = [*(str(tree / room) for room in ("api", "worker", "operator")), str(ROOT / "tests/support")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(rooms)}
+    command = [sys.executable, __file__, "--dump", str(tree)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    dumped: dict[str, Surface] = json.loads(done.stdout)
+    return {f"{surface}: {key} = {value}" for surface, found in dumped.items() for key, value in found.items()}
 
 
 def main(arguments: list[str]) -> int:
@@ -254,9 +200,10 @@ def main(arguments: list[str]) -> int:
             base = dump_of(tree)
         finally:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
-    lines, is_same = compare(base, dump_of(ROOT))
-    sys.stdout.write("\n".join([*lines, ""]))
-    return 0 if is_same else 1
+    now = dump_of(ROOT)
+    differences = [f"- {line}" for line in base - now] + [f"+ {line}" for line in now - base]
+    sys.stdout.write("".join(f"{line}\n" for line in sorted(differences, key=lambda line: line[2:])))
+    return int(not base <= now)
 
 
 if __name__ == "__main__":
