@@ -55,13 +55,8 @@ def place_among_ranks(rank: int | None, world_size: int | None) -> tuple[int, in
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         else:
-            size = os.environ.get("WORLD_SIZE", "1")
-            place = os.environ.get("RANK", "0" if size == "1" else "")
-            if not place.isdecimal() or not size.isdecimal():
-                raise DatasetError(
-                    f"$RANK is {place!r} and $WORLD_SIZE is {size!r}: set both to numbers, or pass rank and world_size"
-                )
-            rank, world_size = int(place), int(size)
+            world_size = int(os.environ.get("WORLD_SIZE", "1"))
+            rank = int(os.environ["RANK"]) if world_size > 1 else 0
     if not 0 <= rank < world_size:
         raise DatasetError(f"there is no rank {rank} among {world_size}; ranks are numbered from 0")
     return rank, world_size

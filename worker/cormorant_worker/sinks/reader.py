@@ -5,7 +5,7 @@
 
 import itertools
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from numbers import Integral
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cormorant_worker.sinks.frame_stream import FrameStream
 
 _MIXED_BYTES = 256 << 20
-_MIXED_SHARDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +129,7 @@ class Dataset:
         Args:
             columns: keys to read, a nested key as a tuple; one key chooses all below it. None: all.
             batch_size: N; the last batch may be shorter. None: as stored, or as shuffled.
-            shuffle: draw from 8 shards at a time, in random order, and mix 256 MiB of frames; needs 512 MiB of memory.
+            shuffle: read the shards in random order, and mix 256 MiB of frames; needs 512 MiB of memory.
             seed: seed of the shuffle; another number gives another order.
 
         Raises:
@@ -196,7 +195,6 @@ class Dataset:
         Raises:
             DatasetError: there is no such column.
         """
-        _refuse_text(columns)
         arrow = self._schema.arrow({})
         names = [name for name in self._schema.columns() if not pa.types.is_list(arrow.field(name).type)]
         chosen = names if columns is None else list(columns)
@@ -259,7 +257,6 @@ class Dataset:
 
     def choose(self, columns: Sequence[str | Key] | None) -> tuple[Key, ...]:
         """The keys that `columns` select: a key selects all keys below it."""
-        _refuse_text(columns)
         if columns is None:
             return self.keys
         chosen: list[Key] = []
@@ -312,7 +309,7 @@ class Dataset:
             # A column of every frame takes eight bytes at most.
             frame_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize if leaf else 8 for leaf in chosen)
             most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
-            chunks = _mixed(_interleaved(streams, rng), rng, most=most, size=batch_size or most)
+            chunks = _mixed(chunks, rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
 
 
@@ -340,26 +337,10 @@ def _generator(*seeds: int) -> np.random.Generator:
     return np.random.default_rng([int(seed) % 2**63 for seed in seeds])
 
 
-def _refuse_text(columns: Sequence[str | Key] | None) -> None:
-    if isinstance(columns, str) or not isinstance(columns, Iterable | None):
-        raise DatasetError(f"columns is {columns!r}; give a list of keys: columns=[{columns!r}]")
-
-
 def check_batch_size(batch_size: int | None) -> int | None:
     if batch_size is not None and not (isinstance(batch_size, Integral) and batch_size > 0):
         raise DatasetError(f"batch_size is {batch_size!r}; use 1 or more, or None for batches as they are stored")
     return batch_size if batch_size is None else int(batch_size)
-
-
-def _interleaved(streams: "Iterator[Iterator[TensorDict]]", rng: np.random.Generator) -> "Iterator[TensorDict]":
-    """Draw from some of the streams at random; the next stream replaces one that has ended."""
-    held = list(itertools.islice(streams, _MIXED_SHARDS))
-    while held:
-        place = int(rng.integers(len(held)))
-        try:
-            yield next(held[place])
-        except StopIteration:
-            held[place : place + 1] = itertools.islice(streams, 1)
 
 
 def _mixed(chunks: "Iterator[TensorDict]", rng: np.random.Generator, *, most: int, size: int) -> "Iterator[TensorDict]":
