@@ -6,9 +6,8 @@ Minari's layout, written with h5py:
     <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
 
 There is one more observation than actions: the true final one. `infos` has per frame `policy_version` and the
-policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Images are compressed with lzf,
-which h5py includes. HDF5 treats a "/" in a key as a path: such keys are percent-encoded, in `main_data.hdf5` and in
-the metadata's spaces.
+policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). HDF5 treats a "/" in a key as a
+path: such keys are percent-encoded, in `main_data.hdf5` and in the metadata's spaces.
 """
 
 import json
@@ -29,7 +28,6 @@ from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name, nested
 from cormorant_worker.spaces import Array, Key, Leaf, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
-_COMPRESS_BYTES = 1 << 16
 _GROUP_BYTES = 64 << 20
 _MOST_ROWS = 1 << 20
 
@@ -132,8 +130,7 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
         for frames in dataset.iter_trajectories():
             group = file.create_group(f"episode_{episodes}")
             for place, values in _episode_arrays(frames, *paths).items():
-                is_image = values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES
-                group.create_dataset(place, data=values, compression="lzf" if is_image else None)
+                group.create_dataset(place, data=values)
             group.attrs["id"] = episodes
             group.attrs["total_steps"] = len(frames)
             group.attrs["cormorant_part"] = frames.part
@@ -200,8 +197,7 @@ def _join(root: str, key: Key) -> str:
 
 def _encode(key: object) -> str:
     """A name that HDF5 takes as it is: "a%2Fb"."""
-    name = str(key).replace("%", "%25").replace("/", "%2F")
-    return name.replace(".", "%2E") if not name.strip(".") else name
+    return str(key).replace("%", "%25").replace("/", "%2F")
 
 
 def _encoded(space: Space) -> Space:

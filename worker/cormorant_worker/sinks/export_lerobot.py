@@ -28,7 +28,6 @@ from cormorant_worker.spaces import Array, Leaf
 _FILE_BYTES = 100 << 20
 _FILES_PER_CHUNK = 1000
 _STATISTICS_BYTES = 4 << 20
-_MOST_DIMENSIONS = 5
 _WHERE = "chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 _PLAIN = {
     "next.reward": "float32",
@@ -64,12 +63,6 @@ class LeRobotWriter:
                 "to parquet or huggingface"
             )
         self._features |= {name: (dtype, (1,)) for name, dtype in _PLAIN.items()}
-        for name, (_, shape) in self._features.items():
-            if len(shape) > _MOST_DIMENSIONS:
-                raise DatasetError(
-                    f"{name} has the shape {shape}, and LeRobot takes {_MOST_DIMENSIONS} dimensions at most; "
-                    "export to parquet or huggingface"
-                )
         self._held: list[dict[str, Array]] = []
         self._held_bytes = 0
         self._files = 0
