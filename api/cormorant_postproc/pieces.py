@@ -33,9 +33,8 @@ def split_trajectories(
     batch: TensorDictBase,
     *,
     trajectory_key: Key = TRAJ_IDS,
-    done_key: Key = "done",
     prefix: str | None = None,
-    as_nested: bool | torch.layout = False,
+    as_nested: bool = False,
 ) -> TensorDict:
     """Cut a batch into its pieces of trajectories, in time that grows with the frames and not with the pieces.
 
@@ -50,11 +49,10 @@ def split_trajectories(
     Args:
         batch: `[*, T]`. Frames whose `("collector", "mask")` is False are left out.
         trajectory_key: key of the trajectory ids, one per frame. If the batch has none, pieces are numbered by
-            `("next", done_key)`, and the numbers are stored under this key.
-        done_key: leaf under `next` that marks ends.
+            `("next", "done")`, and the numbers are stored under this key.
         prefix: as in TorchRL: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`. The mask is also where the
             other functions look for it, at `("collector", "mask")`.
-        as_nested: as in TorchRL: True returns `[N, -1]` with strided nested tensors; or the torch layout to use.
+        as_nested: as in TorchRL: True returns `[N, -1]` with strided nested tensors.
 
     Returns:
         A new TensorDict `[N, longest]`, with zeros on the right, and a bool `mask` beside the ids. If every piece
@@ -68,7 +66,7 @@ def split_trajectories(
     valid = valid_frames(batch)
     shape = batch.batch_size
     given: TensorDict = batch.exclude(MASK) if valid is not None else batch.copy()
-    begins = _begins(given, valid, trajectory_key, done_key)
+    begins = _begins(given, valid, trajectory_key)
     whole = torch.ones_like(begins) if valid is None else valid
     number = begins.reshape(-1).cumsum(0) - 1
     if trajectory_key not in given.keys(True):
@@ -81,12 +79,12 @@ def split_trajectories(
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)
     if as_nested:
-        layout, sizes = torch.strided if as_nested is True else as_nested, lengths.tolist()
+        sizes = lengths.tolist()
         kept = _at(given, torch.unravel_index(frames, shape), len(frames))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns of its prototype, which TorchRL's users ask for
             nested: TensorDict = kept.apply(
-                lambda leaf: torch.nested.nested_tensor(list(leaf.split(sizes)), layout=layout),
+                lambda leaf: torch.nested.nested_tensor(list(leaf.split(sizes)), layout=torch.strided),
                 batch_size=[len(sizes), -1],
             )
         return nested
@@ -94,13 +92,13 @@ def split_trajectories(
     return _pad(given, shape, frames, lengths, mask_key=mask_key)
 
 
-def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, done_key: Key) -> Tensor:
+def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key) -> Tensor:
     """`[*, T]` bool: True on the first frame of each piece."""
     if trajectory_key in batch.keys(True):
         told = flag(batch, trajectory_key)
         changes = told[..., 1:] != told[..., :-1]
     else:
-        told = flag(batch, under("next", done_key))
+        told = flag(batch, ("next", "done"))
         changes = told[..., :-1]
     begins = torch.ones_like(told, dtype=torch.bool)
     if valid is None:
