@@ -79,11 +79,9 @@ def resetting_with(env: VectorEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
 def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
     """Raise EnvError when environments cannot take arguments at resets."""
     if kwargs and not hasattr(env, "reset_with"):
-        remedy = "EnvPool is seeded where it is made: envpool.make(..., seed=...)"
-        if isinstance(env, GymVectorEnv):
-            remedy = "give a list of the functions that make its environments, whose resets take them"
         raise EnvError(
-            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; {remedy}"
+            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; seed it "
+            "where it is made, or give a list of the functions that make its environments"
         )
 
 
@@ -199,11 +197,6 @@ class TheirVectorEnv(VectorEnv):
         self._is_closed = True
 
     def _reset(self, rows: Rows, kwargs: Mapping[str, Any]) -> Arrays:
-        if kwargs and self._is_pool:
-            raise EnvError(
-                f"{sorted(kwargs)} were given for a reset, and the wrapper holds a pool of EnvPool's, which takes no "
-                "arguments; seed it where it is made: envpool.make(..., seed=...)"
-            )
         return self._obs(self._env.reset(self._ids(rows), **kwargs)[0], len(rows))
 
     def _ids(self, rows: Rows) -> Rows:

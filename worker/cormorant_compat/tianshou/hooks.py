@@ -59,19 +59,11 @@ class Hooks:
         rollout = self._wrapped(given, len(columns))
         before = dict(_leaves_of(rollout))
         self.on_step(self._wrapped(actions, len(columns)), rollout)
-        after = dict(_leaves_of(rollout))
-        if gone := sorted(".".join(name) for name in set(before) - set(after)):
-            raise ValueError(f"on_step_hook removed {', '.join(gone)}; every frame is stored whole: leave them")
-        assigned = {name: value for name, value in after.items() if value is not before.get(name)}
+        assigned = {name: value for name, value in _leaves_of(rollout) if value is not before.get(name)}
         for name in [name for name in assigned if name in before]:
             # To where the batch has the field.
             place = (*_PLACES[name[0]], *name[1:])
             old, values = step[place], _as_tensor(assigned.pop(name), len(columns), name)
-            if values.numel() != old.numel():
-                raise ValueError(
-                    f"on_step_hook assigned {'.'.join(name)} of shape {list(values.shape)}; a frame's has "
-                    f"{list(old.shape[1:])}, for {len(columns)} frames"
-                )
             step[place] = values.reshape(old.shape).to(old.dtype)
         # An indexed step is a copy: what the hook changed in place goes back.
         at = torch.from_numpy(columns), row
@@ -154,13 +146,7 @@ def _leaves_of(given: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 def _as_tensor(value: Any, n: int, name: tuple[str, ...]) -> torch.Tensor:
-    try:
-        values = torch.as_tensor(value if isinstance(value, torch.Tensor) else np.asarray(value)).detach()
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"on_step_hook gave {'.'.join(name)} as {type(value).__name__}, which cannot be stored ({error}); give an "
-            "array with one value a frame"
-        ) from error
+    values = torch.as_tensor(value if isinstance(value, torch.Tensor) else np.asarray(value)).detach()
     if values.shape[:1] != (n,):
         raise ValueError(
             f"on_step_hook gave {'.'.join(name)} of shape {list(values.shape)} for {n} frames; give one value a frame"

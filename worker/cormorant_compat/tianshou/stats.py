@@ -35,10 +35,8 @@ class SequenceStats(_Printed):
 
     @classmethod
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
-        """Summarize at least one number. Raises ValueError if the sequence is empty."""
+        """Summarize at least one number."""
         values = np.asarray(sequence, dtype=np.float64).reshape(-1)
-        if not values.size:
-            raise ValueError("there is nothing to summarize: the sequence is empty")
         percentiles = dict(
             zip(("p5", "p25", "median", "p75", "p95"), np.percentile(values, [5, 25, 50, 75, 95]).tolist(), strict=True)
         )
