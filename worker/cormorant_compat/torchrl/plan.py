@@ -177,20 +177,10 @@ def share_out(
         if per is None:
             per = 1 if count is None else -(-n // count)
         count = count or -(-n // per)
-        if per * count < n:
+        if per * count != n:
             raise ValueError(
-                f"num_env_per_collector {per} * num_collectors {count} is {per * count}, fewer than the {n} "
-                "environments of env_fns; raise one of them"
-            )
-        if (needed := -(-n // per)) != count:
-            raise ValueError(
-                f"{n} environments at {per} a collector fill {needed} collectors, not num_collectors {count}: "
-                "some would have none; change one of the three"
-            )
-        if n % per:
-            raise ValueError(
-                f"{n} environments at {per} a collector leave {n % per} for the last one; the collectors of a "
-                f"fleet have as many environments each: give {n + per - n % per}, or another number per collector"
+                f"num_env_per_collector {per} * num_collectors {count} is {per * count}, and env_fns has {n} "
+                "environments; the collectors of a fleet have as many each: change one of the three"
             )
         env_fns = list(env_fns)
     else:

@@ -177,8 +177,6 @@ def _check(settings: CollectorSettings) -> None:
         value = getattr(settings, name)
         if value is not None and not _is_count(value):
             raise ValueError(f"{name} {value!r} is not a number of frames; give 1 or more, or -1 for none")
-    if settings.vectorization not in ("subprocess", "inline"):
-        raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
     count = settings.trajs_per_batch
     if settings.traj_format not in (None, "padded", "cat"):
         raise ValueError(f"traj_format must be 'padded' or 'cat', found {settings.traj_format!r}")
@@ -189,13 +187,7 @@ def _check(settings: CollectorSettings) -> None:
             f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
             "split already"
         )
-    for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
-        if (hook := getattr(settings, name)) is not None and not callable(hook):
-            raise ValueError(f"{name} is {hook!r}, which cannot be called")
-    buffer = settings.replay_buffer
-    if buffer is not None and not hasattr(buffer, "extend"):
-        raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
-    most, frames = room_of(buffer)[0], settings.frames_per_batch
+    most, frames = room_of(settings.replay_buffer)[0], settings.frames_per_batch
     # How much a postproc leaves of a batch is unknown.
     if most is not None and settings.postproc is None and frames > most:
         raise ValueError(
@@ -361,10 +353,4 @@ def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str
 def read_updater(given: Any) -> Any:
     """A `weight_updater`: the object itself, or what a callable makes."""
     is_maker = callable(given) and (isinstance(given, type) or not hasattr(given, "push_weights"))
-    updater = given() if is_maker else given
-    if updater is not None and not callable(getattr(updater, "push_weights", None)):
-        raise TypeError(
-            f"weight_updater is a {type(updater).__name__}, which has no push_weights(policy_or_weights=, "
-            "worker_ids=); give an object that has it, or a callable that makes one"
-        )
-    return updater
+    return given() if is_maker else given
