@@ -114,7 +114,7 @@ def _job(root: yaml.Node, source: str, position: int) -> CollectorJob:
     except (ValueError, LookupError, AttributeError, TypeError) as error:
         # What PyYAML's constructors raise on `!!float x` and its like; nothing else of ours runs in there.
         raise _refusal(
-            source, "a value does not fit its tag; write plain values, without tags", document=position
+            source, f"is not valid YAML: {error}; write plain values, without tags", document=position
         ) from error
     finally:
         loader.dispose()
@@ -183,21 +183,9 @@ class _Loader(yaml.SafeLoader):
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
-    def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        """Read what a resolver below took for a number."""
-        text = str(self.construct_scalar(node)).replace("_", "").lower()
-        sign, digits = (-1 if text[0] == "-" else 1), text.lstrip("+-")
-        if digits in (".inf", ".nan"):
-            return sign * float(digits[1:])
-        try:
-            return sign * int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0)
-        except ValueError:  # a fraction, an exponent, 08, or thousands of digits, which are infinite then
-            return sign * float(digits)
-
 
 for _tag, _pattern in (
-    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)"),
+    ("int", r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|[0-9][0-9_]*)"),
     ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
 ):
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
