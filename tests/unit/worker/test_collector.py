@@ -512,22 +512,6 @@ def test_environments_in_flight_begin_new_episodes(how: str) -> None:
     assert (batch["count"][..., 0] == torch.arange(10) % 7).all()
 
 
-def test_spilled_frames_keep_the_version_that_acted() -> None:
-    generator = np.random.default_rng(0)
-    env = ArrivingEnv(SEEDS.env_seeds(3), iter(lambda: int(generator.integers(0, 9)), -1), arrive=1)
-    collector = make_collector(envs=[env], policy="counter")
-    checker = make_checker(lengths=5)
-    seen = set()
-    for version in range(1, 20):
-        collector.weights.offer(collector.weights.current(), version=version)
-        batch = collector.collect(num_steps=9)
-        checker.take(batch)
-        versions = batch["collector", "policy_version"]
-        assert int(versions.max()) == version
-        seen |= set((version - versions).flatten().tolist())
-    assert seen >= {0, 1}
-
-
 def test_an_onlooker_sees_where_each_environment_is() -> None:
     env = ArrivingEnv(SEEDS.env_seeds(3), cycle((0, 3, 1, 5, 2)), arrive=2, lengths=(5,))
     collector = make_collector(num_envs=3, envs=[env])

@@ -172,6 +172,14 @@ def test_exploration_types_choose_or_draw() -> None:
         assert normal.act(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).tolist() == [[1.0, 2.0]]
 
 
+def test_a_lazy_module_that_acted_can_be_trained() -> None:
+    policy = torch.nn.Sequential(torch.nn.LazyLinear(1), torch.nn.Tanh())
+    with collector_of(env="Pendulum-v1", policy=policy, num_envs=2) as collector:
+        collector.collect(num_steps=8)
+    policy(torch.ones(2, 3)).sum().backward()
+    assert all(parameter.grad is not None for parameter in policy.parameters())
+
+
 def test_only_a_greedy_collector_repeats_itself() -> None:
     def actions(exploration: str, seed: int) -> list[int]:
         collector = make_collector(policy="cormorant.policies:mlp", exploration=exploration)

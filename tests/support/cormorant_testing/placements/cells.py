@@ -12,12 +12,11 @@ from manifest_making import collector_job
 
 AXES: dict[str, tuple[str, ...]] = {
     "env": (
-        *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cheetah_b4", "cartpole", "cartpole_b2"),
+        *("inline", "subprocess", "pendulum", "pendulum_b2", "pendulum_b4", "cartpole", "cartpole_b2"),
         *("vector_next", "vector_same", "vector_disabled", "vector_held", "torch_same", "torch_whole", "jax"),
     ),
     "place": ("collector", "local", "local_served", "ray", "ray_served"),
     "policy": ("module", "memory", "tensordict", "recurrent"),
-    "door": ("manifest", "script"),
     "workers": ("one", "two"),
     "mode": ("async", "sync"),
     "statistics": ("raw", "normalize"),
@@ -32,10 +31,8 @@ NEVER: dict[tuple[str, str], str] = {
     ("collector", "two"): "a collector stands alone",
     ("collector", "sync"): "a collector stands alone",
     ("collector", "on_policy"): "a collector acts with the newest weights that it was offered",
-    ("local_served", "script"): "a script's job has one group of workers",
-    ("ray_served", "script"): "a script's job has one group of workers",
-    **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:8]},
-    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][8:14]},
+    **{(env, "crashes"): "EnvPool's environments do not raise" for env in AXES["env"][2:7]},
+    **{(env, "crashes"): "one that raises ends a vector environment" for env in AXES["env"][7:13]},
     ("jax", "crashes"): "compiled functions do not raise",
     **{
         (env, choice): "its rows cannot be reset alone"
@@ -50,8 +47,8 @@ REFUSED: dict[tuple[str, str], str] = {
     if "_b" in env
 }
 """Choices that validation refuses, with its sentence."""
-TASKS = {"pendulum": "Pendulum-v1", "cheetah": "HalfCheetah-v4", "cartpole": "CartPole-v1"}
-SIZES = {"echo": (5, 2), "pendulum": (3, 1), "cheetah": (17, 6), "cartpole": (4, 1)}
+TASKS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}
+SIZES = {"echo": (5, 2), "pendulum": (3, 1), "cartpole": (4, 1)}
 """Values of an observation and of an action."""
 CUT, LONGEST, CRASHES, WARMUP = 5, 12, 17, 13
 NAMESPACE = "cormorant_testing.placements"
@@ -119,11 +116,8 @@ class Cell:
         """`spec.env`, without the number of environments."""
         if self.is_pool:
             batch = int(self.choices[0].partition("_b")[2] or 0)
-            info: list[dict[str, Any]] = [{"key": "elapsed_step"}]
-            if self.world == "cheetah":
-                info += [{"key": "reward_ctrl"}, {"key": "reward_run"}]
             pool = {"taskId": TASKS[self.world], "batchSize": batch, "numThreads": 2}
-            return {"envpool": pool, "maxEpisodeSteps": LONGEST, "info": info}
+            return {"envpool": pool, "maxEpisodeSteps": LONGEST, "info": [{"key": "elapsed_step"}]}
         info = [{"key": "echo", "dtype": "float32"}, {"key": "won", "dtype": "bool", "fill": 0}]
         if self.is_vector:
             kind, _, mode = self.choices[0].partition("_")
@@ -157,7 +151,7 @@ class Cell:
                 "kwargs": {"kind": self.choices[2]},
                 "compile": "auto" if "compile" in self else "off",
             },
-            "collection": {**self.collection(), **amounts, "mode": self.choices[5]},
+            "collection": {**self.collection(), **amounts, "mode": "sync" if "sync" in self else "async"},
             "output": {"queue": {"capacityBatches": 2}},
             "replicas": self.workers,
         }

@@ -1,7 +1,7 @@
 """The plain loop of the table of placements: what each kind of environment and the policy of all cells must give."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -59,18 +59,9 @@ def step_cartpole(f: Frame, step: int) -> Moment:
     return pool(step, reached, 1.0, falls=abs(reached[0]) > 2.4 or abs(reached[2]) > FALLS)
 
 
-def step_cheetah(f: Frame, step: int) -> Moment:
-    cost = -0.1 * float(np.square(np.asarray(f["action"], np.float64)).sum())
-    moment = pool(step, np.full(17, np.nan), float(f["next.info.reward_ctrl"] + f["next.info.reward_run"]))
-    moment.values = {**moment.values, "next.info.reward_ctrl": cost}
-    return moment
-
-
-STARTS = {"pendulum": (slice(2, 3), 1.0), "cartpole": (slice(4), 0.05), "cheetah": (slice(8), 0.1)}
+STARTS = {"pendulum": (slice(2, 3), 1.0), "cartpole": (slice(4), 0.05)}
 """By pool, how far its first observation is from zero at most, and in which values."""
-STEP: dict[str, Callable[[Frame, int], Moment]] = {
-    "echo": step_echo, "pendulum": step_pendulum, "cartpole": step_cartpole, "cheetah": step_cheetah
-}  # fmt: skip
+STEP = {"echo": step_echo, "pendulum": step_pendulum, "cartpole": step_cartpole}
 
 
 class PlainLoop(FrameLoop):
@@ -93,10 +84,10 @@ class PlainLoop(FrameLoop):
         self._weights = {0: weights_of(0, *SIZES[cell.world])}
         self._scales: dict[int, tuple[Any, Any]] = {0: (0.0, 1.0)}
 
-    def publish(self, version: int, weights: Any = None) -> Any:
+    def publish(self, version: int) -> Any:
         """The weights of a version, which acts with the statistics of the frames that count so far."""
         prefix = "witness." if {"tensordict", "recurrent"} & set(self.cell.choices) else ""
-        self._weights[version] = weights or weights_of(version, *SIZES[self.cell.world])
+        self._weights[version] = weights_of(version, *SIZES[self.cell.world])
         if "normalize" in self.cell and self._num_counted >= 2:
             seen = np.array(self.observed[: self._num_counted], np.float64)
             self._scales[version] = seen.mean(axis=0), np.sqrt(seen.var(axis=0) + 1e-8)

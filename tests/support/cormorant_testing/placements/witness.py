@@ -17,14 +17,12 @@ WIDTH = 8
 class Witness(nn.Module):
     """Acts, and says what it saw."""
 
-    def __init__(self, num_values: int, num_actions: int, *, is_discrete: bool, is_lazy: bool = False) -> None:
+    def __init__(self, num_values: int, num_actions: int, *, is_discrete: bool) -> None:
         super().__init__()
-        first = nn.LazyLinear(WIDTH) if is_lazy else nn.Linear(num_values, WIDTH)
         self.number = nn.Parameter(torch.zeros(()))
-        self.trunk = nn.Sequential(first, nn.Tanh(), nn.Linear(WIDTH, num_actions))
+        self.trunk = nn.Sequential(nn.Linear(num_values, WIDTH), nn.Tanh(), nn.Linear(WIDTH, num_actions))
         self._is_discrete = is_discrete
-        if not is_lazy:
-            self.load_state_dict(weights_of(0, num_values, num_actions))
+        self.load_state_dict(weights_of(0, num_values, num_actions))
 
     def mean(self, seen: Tensor) -> Tensor:
         return 0.5 * torch.tanh(self.trunk(seen.float()))
@@ -79,12 +77,8 @@ class OverTensorDict(TensorDictModuleBase):
         return {"count": torch.zeros(batch_size, 1)}
 
 
-def build_policy(
-    num_values: int, num_actions: int, *, kind: str, is_discrete: bool, is_lazy: bool = False
-) -> "Witness | OverTensorDict":
-    made = (OwnMemory if kind == "memory" else Witness)(
-        num_values, num_actions, is_discrete=is_discrete, is_lazy=is_lazy
-    )
+def build_policy(num_values: int, num_actions: int, *, kind: str, is_discrete: bool) -> "Witness | OverTensorDict":
+    made = (OwnMemory if kind == "memory" else Witness)(num_values, num_actions, is_discrete=is_discrete)
     return made if kind in ("memory", "module") else OverTensorDict(made, is_recurrent=kind == "recurrent")
 
 
