@@ -307,10 +307,3 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         cormorant.open_fleet(CARTPOLE, workers=2, options=options)
     with pytest.raises(errors.LastWorker, match="workers is 0; give a number from 1 on"):
         cormorant.open_fleet(CARTPOLE, workers=0)
-
-
-def test_each_batch_goes_to_one_of_several_learners(tmp_path: Path) -> None:
-    with local(tmp_path) as fleet:
-        shards = fleet.streaming_split(2)
-        with ThreadPoolExecutor(2) as pool:
-            assert sum(pool.map(lambda shard: sum(1 for _ in shard.iter_batches()), shards)) == 7
