@@ -54,19 +54,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "logLevel=debug",
     ),
 }
-KINDS = {
-    "CustomResourceDefinition": 1,
-    "ServiceAccount": 2,
-    "Secret": 1,
-    "ClusterRole": 3,
-    "ClusterRoleBinding": 1,
-    "Role": 2,
-    "RoleBinding": 2,
-    "Service": 1,
-    "Deployment": 1,
-    "Pod": 1,
-    "ConfigMap": 3,
-}
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 
@@ -122,11 +109,9 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         assert container["resources"]["limits"]["memory"]
 
 
-def test_defaults_render_these_objects() -> None:
-    manifests = render()
-    assert kinds(manifests) == KINDS
+def test_doctor_finds_the_operator() -> None:
     wanted = dict(label.split("=") for label in OPERATOR.split(","))
-    assert wanted.items() <= find(manifests, "Deployment")["metadata"]["labels"].items(), "doctor finds it"
+    assert wanted.items() <= find(render(), "Deployment")["metadata"]["labels"].items()
 
 
 def test_namespaces_mode_gives_no_right_outside_of_them() -> None:
@@ -304,12 +289,7 @@ def test_head_cas_reach_the_operator_with_certificate_rights() -> None:
 WRONG = {
     "replica=2": "additional properties 'replica' not allowed",
     "image.tga=x": "at '/image': additional properties 'tga' not allowed",
-    "replicas=many": "at '/replicas': got string, want integer",
-    "jobs.pollSeconds=0": "at '/jobs/pollSeconds': minimum: got 0, want 1",
-    "watchNamespaces={Team}": "at '/watchNamespaces/0'",
     "tolerations[0].kei=x": "at '/tolerations/0': additional properties 'kei' not allowed",
-    "resources.limits.memory=lots": "at '/resources/limits/memory'",
-    "jobs.networkPolicy.fromCidrs={anywhere}": "at '/jobs/networkPolicy/fromCidrs/0'",
 }
 
 
