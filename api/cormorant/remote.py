@@ -6,7 +6,6 @@ from typing import Unpack
 
 from cormorant_client import BadAddress, Client, ConnectOptions
 from cormorant_client import connect as connect_to_url
-from cormorant_client.transport import read_token
 
 __all__ = ["connect"]
 
@@ -53,8 +52,6 @@ def connect(
     with ExitStack() as stack:
         try:
             cluster = stack.enter_context(connected(context or ""))
-            if (token_file := options.get("token_file")) and not options.get("token"):
-                options["token"] = read_token(token_file)
             client = connect_to_job(cluster, head, "write", namespace=namespace or "", **options)
             # Processes that get a shard of this client may not be allowed to read the job's Secret.
             options["token"] = client.again.keywords["token"]

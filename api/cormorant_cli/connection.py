@@ -44,7 +44,6 @@ RECONNECT_S = 3.0
 """Short, because a person waits and can repeat the command."""
 TIMEOUT_S = 30.0
 """A head that is silent for this long counts as unreachable."""
-_URL, _TOKEN, _TOKEN_FILE, _CA_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE", "CORMORANT_CA_FILE"
 
 Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Job in the cluster; use instead of --url.")]
 Namespace = Annotated[
@@ -54,32 +53,29 @@ Context = Annotated[
     str, typer.Option("--context", metavar="CTX", help="Context of the kubeconfig (default: the current one).")
 ]
 Url = Annotated[
-    str, typer.Option("--url", envvar=_URL, metavar="URL", help="URL of the head, such as http://127.0.0.1:8000.")
+    str, typer.Option("--url", metavar="URL", help="URL of a head outside a cluster (default: CORMORANT_URL).")
 ]
 Token = Annotated[
     str,
     typer.Option(
         "--token",
-        envvar=_TOKEN,
         metavar="TOKEN",
-        show_envvar=True,
-        help="API token. Visible in the process list; prefer --token-file.",
+        help="API token. Visible in the process list; prefer --token-file (default with a URL: CORMORANT_TOKEN).",
     ),
 ]
 TokenFile = Annotated[
     str,
     typer.Option(
         "--token-file",
-        envvar=_TOKEN_FILE,
         metavar="FILE",
-        help="Token file of the head (JSON with a token per role), or a file with one token.",
+        help="Token file of the head (JSON with a token per role), or a file with one token (default with a URL: "
+        "CORMORANT_TOKEN_FILE).",
     ),
 ]
 CaFile = Annotated[
     str,
     typer.Option(
         "--ca-file",
-        envvar=_CA_FILE,
         metavar="FILE",
         help="Certificates to trust with https (default: the system's; with JOB, ca.crt of the job's Secret).",
     ),
@@ -100,25 +96,21 @@ class Connection:
     reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
-        if self.job and _given(self.url, _URL):
+        if self.job and self.url:
             raise BadInput(
                 f'"{self.job}" names a job of the cluster and --url {self.url} a head; give only one of them'
             )
-        if _given(self.token, _TOKEN) and _given(self.token_file, _TOKEN_FILE):
-            raise BadInput("--token and --token-file both give a token; give only one of them")
         if not self.job and (self.namespace or self.context):
             raise BadInput("--namespace and --context need a job's name")
-        if not self.job and not self.url:
+        if not self.job and not self.url and not os.environ.get("CORMORANT_URL"):
             raise BadInput("no job or head given; give a job's name, or --url for a head outside a cluster")
 
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; errors within the block become one-sentence messages."""
-        # CORMORANT_URL and CORMORANT_TOKEN are for heads without a cluster.
-        is_own = not self.job or _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
-        token = self._own_token(role) if is_own else None
         options: ConnectOptions = {
-            "token": token if self.job else token or None,
+            "token": self.token or None,
+            "token_file": self.token_file or None,
             "ca_file": self.ca_file or None,
             "timeout_s": TIMEOUT_S,
             "reconnect_s": self.reconnect_s,
@@ -126,17 +118,14 @@ class Connection:
         if not self.job:
             from cormorant_client import connect
 
-            hint = "" if token else "; give --token or --token-file"
-            _drop_idle_ca(options, is_tls=self.url.startswith("https:"))
-            with client_errors(hint), connect(self.url, **options) as client:
+            with client_errors(), connect(self.url or None, **options) as client:
                 yield client
             return
-        hint = "" if is_own else f"; the token comes from Secret {tokens_secret(self.job)}"
         with connected(self.context) as cluster:
             namespace = self.namespace or cluster.namespace
             try:
                 with (
-                    client_errors(hint),
+                    client_errors(),
                     connect_to_job(cluster, self.job, role, namespace=namespace, **options) as client,
                 ):
                     yield client
@@ -144,14 +133,6 @@ class Connection:
                 raise HeadAway(
                     f"the head of {namespace}/{self.job} does not answer through the API server: {error}"
                 ) from error
-
-    def _own_token(self, role: "Role") -> str:
-        if not self.token_file or (self.token and not _given(self.token_file, _TOKEN_FILE)):
-            return self.token
-        from cormorant_client.transport import read_token
-
-        with client_errors():
-            return read_token(self.token_file, role)
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
@@ -174,18 +155,14 @@ def with_connection(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @contextmanager
-def client_errors(hint: str = "") -> Iterator[None]:
-    """Turn the client's errors within the block into those of the command line. `hint`: ends the message about a bad
-    token.
-    """
-    from cormorant_client import BadAddress, FleetError, HeadUnreachable, NotNow, Unauthenticated, WeightsError
+def client_errors() -> Iterator[None]:
+    """Turn the client's errors within the block into those of the command line."""
+    from cormorant_client import BadAddress, FleetError, HeadUnreachable, NotNow, WeightsError
 
     try:
         yield
     except BadAddress as error:
         raise BadInput(str(error)) from error
-    except Unauthenticated as error:
-        raise CommandFailed(f"{error}{hint}") from error
     except NotNow as error:
         raise NotReady(str(error)) from error
     except HeadUnreachable as error:
@@ -194,17 +171,6 @@ def client_errors(hint: str = "") -> Iterator[None]:
         raise CommandFailed(str(error)) from error
     except WeightsError as error:
         raise BadInput(str(error)) from error
-
-
-def _given(value: str, variable: str) -> bool:
-    """Whether a value is from the command line, not the environment."""
-    return bool(value) and value != os.environ.get(variable, "")
-
-
-def _drop_idle_ca(options: "ConnectOptions", *, is_tls: bool) -> None:
-    """Over http, a CA of the environment is for other heads; one of the command line is refused by `connect`."""
-    if not (is_tls or _given(str(options.get("ca_file") or ""), _CA_FILE)):
-        options["ca_file"] = None
 
 
 # -- the head of a job -------------------------------------------------------------------------------------------------
@@ -218,12 +184,14 @@ def connect_to_job(
     system's authorities if the Secret lacks it or the user may not read it.
     """
     from cormorant_client import connect
+    from cormorant_client.transport import read_token
 
     namespace = namespace or cluster.namespace
     job = cluster.get("CollectorJob", name, namespace=namespace)
     head_pod(cluster, job)  # report why there is no head, not that its Secret is missing, too
-    if options.get("token") is None:  # an empty one is refused below
-        options["token"] = _token_of(cluster, job, role)
+    token_file, token = options.pop("token_file", None), options.get("token")
+    if not token:
+        options["token"] = read_token(token_file, role) if token_file else _token_of(cluster, job, role)
     answer_s = options.get("timeout_s") or ANSWER_S
 
     def dial(address: "Address", _timeout_s: float) -> socket.socket:
@@ -239,7 +207,6 @@ def connect_to_job(
         except (NotAllowed, ObjectMissing):
             secret = {}
         options["ca_data"] = _decoded(secret, "ca.crt") or None
-    _drop_idle_ca(options, is_tls=bool(tls))
     return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
 
 

@@ -14,7 +14,6 @@ import typer
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
 from cormorant_cli.commands.evaluate import show_table
-from cormorant_cli.connection import Connection
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_client import connect
 from cormorant_contract.errors import ManifestError, Problem
@@ -82,7 +81,7 @@ def test_errors_are_json_where_asked_and_never_the_librarys_words(
     ("command", "sentence"),
     [
         ("evaluate pong --episodes 2 --sample", "pong runs already with what its manifest says; give a manifest"),
-        ("status --url http://h --token t --token-file f", "--token and --token-file both give a token"),
+        ("status --url http://h --token t --token-file f", "token and token_file both give a token"),
     ],
 )
 def test_options_that_contradict_are_refused(command: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,8 +95,6 @@ def test_a_token_file_that_is_given_comes_before_the_environments_token(
     (tmp_path / "token").write_text("given")
     monkeypatch.setenv("CORMORANT_TOKEN", "another")
     assert connect("http://127.0.0.1:9", token_file=tmp_path / "token").again.keywords["token"] == "given"
-    connection = Connection(url="http://127.0.0.1:9", token="another", token_file=str(tmp_path / "token"))
-    assert connection._own_token("read") == "given"
     assert connect("http://127.0.0.1:9").again.keywords["token"] == "another"
 
 

@@ -105,11 +105,6 @@ def test_contradictions_are_refused(given: dict[str, str], sentence: str) -> Non
         connection(**given)
 
 
-def test_job_is_meant_where_only_the_environment_names_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CORMORANT_URL", HERE)
-    assert connection(job="pong", url=HERE).job == "pong"
-
-
 @pytest.mark.parametrize(
     "command",
     [["pause"], ["resume"], ["status"], ["weights", "list"], ["weights", "pull", "f"], ["state", "save", "f"]],
@@ -292,18 +287,6 @@ def test_a_shard_has_the_token_of_the_jobs_secret(forwarding: Any) -> None:
         with shard.connect() as other:
             assert other.models().version == client.models().version == 5
         assert server.num_secrets_read == 1, "who gets the shard may not be allowed to read Secrets"
-
-
-@forwards
-def test_an_empty_token_file_does_not_mean_the_jobs_secret(forwarding: Any, tmp_path: Path, capsys: Any) -> None:
-    file = tmp_path / "token"
-    file.touch()
-    with forwarding(9) as server:
-        with pytest.raises(BadAddress, match="token is ''; pass a value"):
-            cormorant.connect("pong", token_file=file)
-        assert run(["status", "pong", "--token-file", str(file)]) == 2
-        assert "token is ''; pass a value" in capsys.readouterr().err
-        assert server.num_secrets_read == 0
 
 
 @forwards
