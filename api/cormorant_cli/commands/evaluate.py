@@ -14,7 +14,6 @@ from cormorant_cli.commands.run import (
     WORKERS,
     DeviceOption,
     FleetOption,
-    JobName,
     RayAddress,
     Site,
     logged_to,
@@ -46,7 +45,6 @@ def evaluate(
             help="CollectorJob manifest in YAML (- reads standard input), or an evaluation's job in the cluster.",
         ),
     ] = "",
-    name: JobName = "",
     weights: Annotated[
         list[str] | None,
         typer.Option(help="Safetensors file to evaluate; repeat it for a sweep (default: the manifest's weights)."),
@@ -114,7 +112,7 @@ def evaluate(
         raise BadInput("--video needs a folder for its files; give --output")
     if video and "://" in output:
         raise BadInput(f"--video needs a folder of this machine for its files, and --output {output} is a URI")
-    job = read_job(manifest, name)
+    job = read_job(manifest)
     runs: dict[tuple[str, ...], str] = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
     if job.spec.policy.agents is not None and weights:
         runs = {tuple(weights): output}  # every pairing of them

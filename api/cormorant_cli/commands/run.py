@@ -14,7 +14,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -51,10 +50,9 @@ _DRAIN_S = 3.0
 """Time for workers to finish; closing takes at most five seconds in all."""
 _TOO_EARLY = "interrupted before the first frame"
 
-WORKERS, SERVING, OUTPUT = (partial(typer.Option, rich_help_panel=it) for it in ("Workers", "Serving", "Output"))
+WORKERS, SERVING = (partial(typer.Option, rich_help_panel=it) for it in ("Workers", "Serving"))
 """Options in a panel of the help."""
 FleetKind = Literal["local", "ray"]
-JobName = Annotated[str, typer.Option("--name", help="metadata.name of the job, if the file has several.")]
 DeviceOption = Annotated[
     Literal["auto", "cpu", "cuda"], WORKERS("--device", help="Device of the policies (auto: as in the worker groups).")
 ]
@@ -69,7 +67,6 @@ def run(
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML; - reads standard input.")
     ],
-    name: JobName = "",
     workers: Annotated[
         int, WORKERS(min=0, help="Number of workers (0: as in the manifest, at most one per core).")
     ] = 0,
@@ -87,12 +84,7 @@ def run(
     directory: Annotated[
         Path | None, SERVING(help="Folder that keeps weights, tokens and the frame count between runs.")
     ] = None,
-    report: Annotated[
-        Path | None,
-        OUTPUT(help="HTML file for the report at the end (default: URI-report.html beside a dataset on this machine)."),
-    ] = None,
-    verbose: Annotated[bool, OUTPUT("--verbose", "-v", help="Log every event as it is.")] = False,
-    debug: Annotated[bool, OUTPUT("--debug", help="Log every detail; show tracebacks.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log every event as it is.")] = False,
 ) -> None:
     """Run a manifest on this machine, without Kubernetes.
 
@@ -100,19 +92,18 @@ def run(
     all frames are collected, 1 when collection failed, 2 when the manifest is invalid, 130 when interrupted. --json
     prints JSON Lines.
     """
-    display = choose_display(is_verbose=verbose or debug)
+    display = choose_display(is_verbose=verbose)
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
             site = Site(fleet=fleet, ray_address=ray_address)
-            job = read_job(manifest, name, frames)
+            job = read_job(manifest, frames)
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             dataset = job.spec.output.dataset
             folder = local_path(dataset.uri) if dataset is not None else None
-            if report is None and folder is not None:
-                report = Path(f"{folder}-report.html")
-            with translated_errors(), logged_to(display, logging.DEBUG if debug else logging.INFO):
+            report = Path(f"{folder}-report.html") if folder is not None else None
+            with translated_errors(), logged_to(display, logging.INFO):
                 serving = (8000 if port is None else port, directory) if serve else None
                 session = _Session(job, display, interrupts, site, serving, report)
                 reason = session.run(workers, None if device == "auto" else device)
@@ -120,8 +111,6 @@ def run(
             reason = "interrupted"
             display.fail(_TOO_EARLY, INTERRUPTED)
         except (CliError, ManifestError) as error:
-            if debug:
-                typer.echo("".join(traceback.format_exception(error)), err=True)
             display.fail(str(error), getattr(error, "exit_code", 2))
             raise
         finally:
@@ -206,26 +195,19 @@ class Interrupts:
         os._exit(INTERRUPTED)
 
 
-def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
-    jobs = load_jobs(manifest)
-    names = [job.metadata.name for job in jobs]
-    source = "standard input" if manifest == STDIN else manifest
-    if not name and len(jobs) > 1:
-        raise BadInput(
-            f"{source} contains {len(jobs)} CollectorJobs; choose one with --name {' or --name '.join(names)}"
-        )
-    found = [job for job in jobs if not name or job.metadata.name == name]
-    if len(found) != 1:
-        raise BadInput(f'{source} contains {len(found)} CollectorJobs named "{name}"; its jobs are {", ".join(names)}')
+def read_job(manifest: str, frames: int = 0) -> CollectorJob:
+    job, *others = load_jobs(manifest)
+    if others:
+        source = "standard input" if manifest == STDIN else manifest
+        raise BadInput(f"{source} contains {len(others) + 1} CollectorJobs; put each into a file of its own")
     folder = str(Path(manifest).resolve().parent)  # the working directory with standard input
     if folder not in sys.path:
         # Like `code` in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
         sys.path.insert(0, folder)
     if not frames:
-        return found[0]
-    spec = found[0].spec
-    collection = spec.collection.model_copy(update={"total_frames": frames})
-    return found[0].model_copy(update={"spec": spec.model_copy(update={"collection": collection})})
+        return job
+    collection = job.spec.collection.model_copy(update={"total_frames": frames})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"collection": collection})})
 
 
 @dataclass(slots=True)
@@ -363,7 +345,6 @@ class _Session:
         fleet = head.running.fleet
         if fleet.stats(workers=False).frames > fleet.found_frames:
             try:
-                self._report.parent.mkdir(parents=True, exist_ok=True)
                 write_durably(self._report, report_of(moments).encode())
             except OSError as error:
                 self._display.log({"level": "warning", "event": f"cannot write the report: {error}"})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.commands.run import JobName, logged_to
+from cormorant_cli.commands.run import logged_to
 from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, size_of, tell, told_when_slow
@@ -42,7 +42,6 @@ _HELD = "the job is paused and applies it after resuming"
 def init(
     manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML.")],
     out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
-    name: JobName = "",
 ) -> None:
     """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
     # Importing PyTorch and creating the environments takes most of the time, on a busy machine more than a minute.
@@ -52,7 +51,7 @@ def init(
             from cormorant_worker.launch import make_collector
             from cormorant_worker.weights.blob import to_bytes
         try:
-            with logged_to(choose_display()), make_collector(manifest, name=name or None) as collector:
+            with logged_to(choose_display()), make_collector(manifest) as collector:
                 current = collector.weights.current()
         except CormorantError as error:
             raise BadInput(str(error)) from error
@@ -73,7 +72,6 @@ def push(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file.")],
     connection: Connection,
     model: ModelName = "policy",
-    version: Annotated[int, typer.Option(min=0, help="Version number to publish (0: the next one).")] = 0,
     wait: Wait = 30.0,
 ) -> None:
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
@@ -83,7 +81,7 @@ def push(
         raise BadInput(str(error)) from error
     assert data is not None
     with connection.client("write") as client:
-        update, is_held = _publish(client, wait, lambda: client.publish(data, model=model, version=version or None))
+        update, is_held = _publish(client, wait, lambda: client.publish(data, model=model))
     workers = update.answer.workers
     how = f"; {_HELD}" if is_held else f", {workers.acked} of {workers.total} workers, {update.digest}"
     tell(update.answer, f"version {update.version}: {update.state}{how}")

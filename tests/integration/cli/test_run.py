@@ -135,7 +135,7 @@ def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path)
 
 def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written) -> None:
     write(output={"dataset": {"uri": "data/small"}})
-    command = start("run", "job.yaml", "--json", "--report", "new folder/report.html")
+    command = start("run", "job.yaml", "--json")
     while command.wait_for_event("progress")["frames"] == 0:
         pass
 
@@ -147,7 +147,7 @@ def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written)
     assert finished["frames"] > 0
     assert finished["dropped"] == {}
     assert finished["dataset_bytes"] > 0
-    assert finished["report"] == "new folder/report.html"
+    assert finished["report"] == "data/small-report.html"
     assert json.loads(err.splitlines()[-1]) == {"error": "interrupted", "exit_code": 130}
     assert command.orphans() == []
 

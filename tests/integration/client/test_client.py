@@ -334,7 +334,7 @@ def document_in(said: str) -> Any:
 
 
 def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> None:
-    client.publish(numbered(2))  # not what is pushed as version 1 below, also where no test came before
+    client.publish(numbered(2))
     client.publish(numbered(3))
     path = tmp_path / "w.safetensors"
     assert command("weights", "pull", path)[0] == 0
@@ -348,8 +348,6 @@ def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> Non
     pulled = document_in(command("weights", "pull", path, "--json")[1])
     assert pulled == {"file": str(path), "model": "policy", "version": version + 1, "bytes": path.stat().st_size}
     assert document_in(command("weights", "rollback", version, "-o", "json")[1])["version"] == version + 2
-    code, _, err = command("weights", "push", path, "--version", "1", "--json")
-    assert (code, "is not newer" in document_in(err)["error"]) == (1, True)
     path.write_bytes(b"\x80\x02}q\x00.")
     code, _, err = command("weights", "push", path, "--url", "http://127.0.0.1:9")  # where no head is
     assert (code, "are a pickle (torch.save); save them with safetensors" in err) == (2, True)
