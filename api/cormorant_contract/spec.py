@@ -16,7 +16,7 @@ from cormorant_contract.base import (
     keyed_by,
 )
 from cormorant_contract.collection import Collection
-from cormorant_contract.env import KINDS, Env, seats_of
+from cormorant_contract.env import KINDS, Env
 from cormorant_contract.episodes import MAX_CHECKPOINTS
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule
@@ -422,24 +422,3 @@ class CollectorJobSpec(Contract):
         return any(group.serves for group in self.worker_groups)
 
     rules = _RULES
-
-
-def unplayed(spec: CollectorJobSpec) -> str:
-    """Error message if even the largest fleet that the manifest allows has no environment for some variants; else
-    empty.
-    """
-    variants, num_envs = spec.env.variants or (), spec.env.num_envs
-    weight = sum(variant.weight for variant in variants)
-    played, envs = set[int](), 0
-    for number, group in enumerate(spec.worker_groups):
-        size = spec.size_of(group) if group.replicas is not None else max(spec.replicas, group.max_replicas or 0)
-        if not group.serves:
-            envs += size * num_envs
-            played.update(seats_of(variants, group_number=number, index=0, num_envs=min(weight, size * num_envs)))
-    missing = [variant.name for task_id, variant in enumerate(variants) if task_id not in played]
-    if not missing or not envs or spec.collection.episodes is not None:  # an evaluation plays the variants of its list
-        return ""
-    return (
-        f"no environment plays the variants {', '.join(missing)}: the fleet has {envs} environments for "
-        f"{len(variants)} variants; raise numEnvs or the number of workers, or change the weights"
-    )

@@ -2,17 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from cormorant_cli.errors import installed
 from cormorant_cli.printing import speaks_json, tell
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
-from cormorant_contract.spec import unplayed
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 
@@ -26,7 +23,7 @@ def validate(
         bool,
         typer.Option(
             "--imports",
-            help="Also check ids of installed environments, and entrypoints and their arguments, without running them.",
+            help="Also check gymnasium's ids, and entrypoints and their arguments, without running them.",
         ),
     ] = False,
 ) -> None:
@@ -66,29 +63,8 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
         jobs = load_jobs(file)
     except ManifestError as error:
         return (), error.problems
+    if not imports:
+        return jobs, ()
     folder = Path(file).resolve().parent  # the working directory with standard input
-    found = [
-        Problem(message=sentence, name=job.metadata.name, location=("spec", "env", "variants"))
-        for job in jobs
-        if (sentence := unplayed(job.spec))
-    ]
-    if imports:
-        found += [
-            problem for job in jobs for problem in (*missing_entrypoints(job, folder=folder), *_unknown_task(job))
-        ]
-    return ((), [replace(problem, source=file) for problem in found]) if found else (jobs, ())
-
-
-def _unknown_task(job: CollectorJob) -> Sequence[Problem]:
-    if job.spec.env.envpool is None or find_spec("envpool") is None:
-        return ()  # EnvPool registers its tasks when it is imported, which takes seconds
-    with installed("worker"):
-        from cormorant_worker.envs.kinds import check_env
-        from cormorant_worker.errors import EnvBuildError, UnknownEnv
-    try:
-        check_env(job.spec.env)
-    except UnknownEnv as error:
-        return (Problem(message=str(error), name=job.metadata.name, location=("spec", "env", "envpool")),)
-    except EnvBuildError:
-        pass  # the workers' image may have what is missing here
-    return ()
+    found = [replace(problem, source=file) for job in jobs for problem in missing_entrypoints(job, folder=folder)]
+    return ((), found) if found else (jobs, ())

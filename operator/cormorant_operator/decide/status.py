@@ -2,7 +2,7 @@
 
 `status.conditions` are the job's state and its reasons. Reasons are part of the API.
 
-    Accepted     True: Accepted UnknownFields UnplayedVariants
+    Accepted     True: Accepted UnknownFields
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
@@ -29,7 +29,6 @@ from typing import Any
 
 from cormorant_contract.children import GROUP, JOB_UID, tokens_secret
 from cormorant_contract.job import API_VERSION, KIND
-from cormorant_contract.spec import unplayed
 from cormorant_contract.status import (
     CollectorJobStatus,
     Condition,
@@ -243,8 +242,6 @@ def _accepted(view: View) -> Fact:
             "changes; upgrade the operator"
         )
         return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
-    if sentence := unplayed(view.job.spec):
-        return Fact(type="Accepted", status="True", reason="UnplayedVariants", message=sentence)
     return Fact(type="Accepted", status="True", reason="Accepted")
 
 
@@ -370,7 +367,6 @@ _BLOCKED = (
     "ContainerConfig",
     "ApiServerError",
     "UnknownFields",
-    "UnplayedVariants",
     "HeadBlocked",
     "EnvironmentsFailing",
     "WeightsMissing",

@@ -82,19 +82,6 @@ def test_blocked_worker_among_others_ends_nothing() -> None:
     assert (world.job.status.groups[0].restarts, world.job.status.head_restarts) == (0, 0)
 
 
-def test_variants_that_nothing_plays_are_told_and_no_obstacle() -> None:
-    env = {"envpool": {"taskId": "Pong-v5", "numEnvs": 1}, "variants": [{"name": name} for name in "abc"]}
-    world = running(env=env, replicas=2)
-    assert world.condition("Accepted") == "True/UnplayedVariants"
-    assert world.message("Accepted").startswith(
-        "no environment plays the variants c: the fleet has 2 environments for 3"
-    )
-    assert world.told.count("UnplayedVariants") == 1
-    assert world.job.status.reason == ""
-    world.apply(replicas=3)
-    assert world.condition("Accepted") == "True/Accepted"
-
-
 def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     world = World()
     world.settle()

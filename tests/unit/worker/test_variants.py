@@ -16,7 +16,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from cormorant_contract.env import seating
 from cormorant_contract.info import EpisodeMetric
 from cormorant_contract.metrics.head import HEAD_METRICS
-from cormorant_contract.spec import unplayed
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
@@ -72,22 +71,6 @@ def test_a_worker_of_many_environments_has_the_shares_itself() -> None:
     groups = [ids_of(make_job(variants=[EASY, HARD]), index=0, group_number=group, num_groups=3) for group in range(3)]
     assert groups == [[0, 1], [0, 1], [1, 1]]
     assert Counter(chain(*groups)) == {0: 2, 1: 4}
-
-
-@pytest.mark.parametrize(
-    ("workers", "weights", "missing"),
-    [(2, [3, 1], "v1"), (3, [3, 1], ""), (0, [1, 1], ""), (2, [9, 9, 1, 1], "v2, v3")],
-)
-def test_variants_without_an_environment_are_named(workers: int, weights: list[int], missing: str) -> None:
-    variants = [{"name": f"v{i}", "weight": weight} for i, weight in enumerate(weights)]
-    found = unplayed(make_job(num_envs=1, variants=variants, workers=workers).spec)
-    wanted = (
-        f"no environment plays the variants {missing}: the fleet has {workers} environments for {len(weights)} "
-        "variants; raise numEnvs or the number of workers, or change the weights"
-    )
-    assert found == (wanted if missing else "")
-    played = {"dataset": "results", "collection": {"episodes": {"count": 2}}}
-    assert unplayed(make_job(num_envs=1, variants=variants, workers=workers, **played).spec) == ""
 
 
 @pytest.mark.parametrize("num_steps", [60, 61])
