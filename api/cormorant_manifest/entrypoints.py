@@ -194,13 +194,4 @@ def _call_trouble(entry: Entrypoint, definition: Definition) -> str:
                     name, known, otherwise=f"; it has {', '.join(known)}" if known else "; it takes none"
                 )
                 return f"{entry.path} has no argument {name}{hint}"
-    by_position = positional[: len(positional) - len(given.defaults)][entry.num_positional :]
-    by_name = [a.arg for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
-    if missing := [name for name in by_position + by_name if name not in entry.kwargs]:
-        return f"{entry.path} needs the argument {missing[0]}; write it under spec's {entry.what} kwargs"
-    if len(positional) < entry.num_positional and given.vararg is None:
-        return (
-            f"{entry.path} takes {len(positional)} of the two arguments that a policy factory is called with, "
-            "observation_space and action_space"
-        )
     return ""
