@@ -25,15 +25,7 @@ class MultiStep(Contract):
     """Number of steps to sum rewards over; fewer at the end of a trajectory or a batch."""
 
     gamma: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.99
-    """Discount per step, above 0."""
-
-    rules = (
-        Rule(
-            cel="self.gamma > 0.0",
-            sentence="gamma 0 would discard all future rewards; use a discount above 0, at most 1",
-            path=("gamma",),
-        ),
-    )
+    """Discount per step."""
 
 
 class NormalizeObservation(Contract):
@@ -163,11 +155,6 @@ class Collection(Contract):
         Rule(
             cel="self.preemptiveThreshold > 0.0",
             sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
-            path=("preemptiveThreshold",),
-        ),
-        Rule(
-            cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
-            sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
             path=("preemptiveThreshold",),
         ),
         each_once(

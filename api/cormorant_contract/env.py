@@ -99,8 +99,6 @@ class EnvBlock(Contract):
     """Field with the name of an environment that the kind's library knows; a variant's `taskId` replaces it."""
     registry: ClassVar[str] = ""
     """"gymnasium": where that name is registered."""
-    column: ClassVar[tuple[str, str] | None] = None
-    """Title and description of the name's column in `kubectl get -o wide`."""
     tuning: ClassVar[tuple[str, ...]] = ("num_envs",)
     """Fields that change only speed, neither frames nor an episode's numbers."""
     num_envs_argument: ClassVar[bool] = False
@@ -128,7 +126,6 @@ class EnvPoolEnv(EnvBlock):
     kind = "envpool"
     title = "EnvPool"
     registered = "task_id"
-    column = ("EnvPool", "EnvPool's name of the environment")
     tuning = ("num_envs", "batch_size", "num_threads")
 
     task_id: EnvId
@@ -197,7 +194,6 @@ class GymnasiumEnv(EnvBlock):
     kind = "gymnasium"
     title = "gymnasium"
     registry = "gymnasium"
-    column = ("Gymnasium", "gymnasium's name of the environment")
     tuning = ("num_envs", "vectorization", "max_restarts", "step_timeout_seconds", "reset_timeout_seconds")
 
     id: EnvId | None = None
@@ -242,7 +238,6 @@ class GymnasiumVectorEnv(EnvBlock):
     kind = "vector"
     title = "gymnasium vector"
     registry = "gymnasium"
-    column = ("Vector", "gymnasium's name of the vector environment")
     num_envs_argument = True
 
     id: EnvId | None = None
@@ -279,7 +274,6 @@ class PettingZooEnv(GymnasiumEnv):
     kind = "pettingzoo"
     title = "PettingZoo"
     registry = ""
-    column = ("PettingZoo", "Module of the environment")
 
     id: EnvId | None = None
     """Module with a parallel_env or an env, for example mpe2/simple_spread_v3. Exactly one of id and entrypoint."""
@@ -347,7 +341,6 @@ class OpenEnvEnv(EnvBlock):
     kind = "openenv"
     title = "OpenEnv"
     registered = "image"
-    column = ("OpenEnv", "Image of the OpenEnv server")
     tuning = ("num_envs", "url", "port", "max_restarts", "step_timeout_seconds", "start_timeout_seconds")
 
     image: Annotated[str, Field(max_length=1024, pattern=IMAGE_PATTERN)] | None = None
@@ -506,26 +499,21 @@ class Env(Contract):
             path=("variants",),
         ),
         Rule(
-            cel="!has(self.vector) || (!has(self.variants) && self.maxEpisodeSteps == 0)",
-            sentence="a vector environment has one setting and limits its own episodes; remove variants and "
-            "maxEpisodeSteps, and write its limit in vector.kwargs or collection.maxFramesPerTrajectory",
-            path=("vector",),
+            cel="!has(self.variants) || has(self.envpool) || has(self.gymnasium) || has(self.pettingzoo)",
+            sentence="variants are for envpool, gymnasium and pettingzoo: others have one setting; remove them",
+            path=("variants",),
         ),
         Rule(
-            cel="!has(self.openenv) || !has(self.variants)",
-            sentence="all sessions of an OpenEnv server are reset alike; remove variants, and write openenv.kwargs",
-            path=("variants",),
+            cel="!has(self.vector) || self.maxEpisodeSteps == 0",
+            sentence="a vector environment limits its own episodes; remove maxEpisodeSteps, and write its limit in "
+            "vector.kwargs or collection.maxFramesPerTrajectory",
+            path=("vector",),
         ),
         Rule(
             cel=f"!has(self.recycle) || {_SUBPROCESS}",
             sentence="recycle replaces processes of single environments; use gymnasium or pettingzoo with "
             "vectorization: subprocess, or remove recycle",
             path=("recycle",),
-        ),
-        Rule(
-            cel="!has(self.jax) || !has(self.variants)",
-            sentence="a JAX environment has one setting; remove variants",
-            path=("variants",),
         ),
         Rule(
             cel="self == oldSelf",

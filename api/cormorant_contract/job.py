@@ -1,13 +1,10 @@
 """CollectorJob: the one document a user writes, for a laptop and for Kubernetes alike."""
 
-import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from cormorant_contract.base import OPTIONAL_NAME_PATTERN, PATTERN_WORDS, SERVICE_NAME_PATTERN, Contract, Label
-from cormorant_contract.children import PRIORITY_CLASS, QUEUE
-from cormorant_contract.rule import Rule
+from cormorant_contract.base import SERVICE_NAME_PATTERN, Contract, Label
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus
 
@@ -19,19 +16,6 @@ KIND = "CollectorJob"
 # Services carry the job's name and begin with a letter (DNS-1035); the longest pod name, <job>-<group>-<index>-<hash5>,
 # fits 63 characters when the job's name has at most 40.
 JobName = Annotated[str, Field(strict=True, max_length=40, pattern=SERVICE_NAME_PATTERN)]
-
-_KUEUE = {QUEUE: "LocalQueue", PRIORITY_CLASS: "WorkloadPriorityClass"}
-_OBJECT_NAME = re.compile(OPTIONAL_NAME_PATTERN)
-
-
-def _names_an_object(label: str, kind: str) -> Rule:
-    return Rule(
-        # A CRD cannot validate labels.
-        holds=lambda metadata: label not in metadata.labels or bool(_OBJECT_NAME.match(metadata.labels[label])),
-        sentence=f"{{value}} is not the name of a {kind}; write {PATTERN_WORDS[OPTIONAL_NAME_PATTERN]}",
-        values={"value": lambda metadata: metadata.labels[label]},
-        path=("labels", label),
-    )
 
 
 class Metadata(Contract):
@@ -50,8 +34,6 @@ class Metadata(Contract):
 
     annotations: dict[str, Annotated[str, Field(strict=True)]] = Field(default={})
     """Annotations of the job."""
-
-    rules = tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:
         """Only the fields that were given: without a namespace, the client chooses one."""

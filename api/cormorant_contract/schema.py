@@ -7,10 +7,7 @@ a type everywhere; a null in a manifest counts as an absent field, so unset opti
 from functools import cache
 from typing import Any
 
-from pydantic.alias_generators import to_camel
-
 from cormorant_contract.base import in_json_schema_words
-from cormorant_contract.env import KINDS
 from cormorant_contract.job import GROUP, KIND, VERSION, CollectorJob
 
 Schema = dict[str, Any]
@@ -27,11 +24,6 @@ _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     ("Version", "integer", ".status.weights.version", "Newest published policy version", 0),
     ("Workers", "string", ".status.workers", "Ready workers of those desired", 0),
     ("Age", "date", ".metadata.creationTimestamp", "Time since the job was made", 0),
-    *(
-        (block.column[0], "string", f".spec.env.{kind}.{to_camel(block.registered)}", block.column[1], 1)
-        for kind, block in KINDS.items()
-        if block.column is not None
-    ),
     ("Restarts", "integer", ".status.headRestarts", "Heads replaced after a failure", 1),
     ("Applied", "integer", ".status.weights.minAppliedVersion", "Oldest policy version that any worker uses", 1),
     ("Last-Frame", "date", ".status.frames.lastProgressTime", "Time since the last frame was counted", 1),

@@ -1,9 +1,8 @@
 """`/v1/pauses`: who pauses the fleet, and for how long; the operator's group sizes and drain; `/v1/seed`."""
 
-import unicodedata
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from cormorant_contract.rest.base import Answer, Count, Name, Number, RequestBody, Time
 
@@ -14,19 +13,12 @@ PauseState = Literal["running", "draining", "paused"]
 """draining: pause requested, some workers still step."""
 
 
-def _printable(text: str) -> str:
-    """The text is printed on terminals, which obey control characters."""
-    if odd := next((c for c in text if unicodedata.category(c) == "Cc"), ""):
-        raise ValueError(f"contains the control character {odd!r}; remove it")
-    return text
-
-
 class PauseRequest(RequestBody):
     """Request a pause lease. A second request of the same owner renews its lease."""
 
     owner: Name = "default"
     """Owner of the lease. Each owner holds at most one."""
-    reason: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = ""
+    reason: Annotated[str, Field(max_length=1024)] = ""
     mode: Literal["now"] = "now"
     """now: stop at the next vector step. Open batches are kept and continue after the resume."""
     ttl_seconds: Annotated[float, Number, Field(gt=0, le=24 * 3600)] = 300

@@ -19,7 +19,6 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from cormorant_api.control.leases import PauseKeeper
 from cormorant_api.ledger import BatchFeeder, Ledger
 from cormorant_cli.commands.status import printable
-from cormorant_contract.rest.control import PauseRequest
 from cormorant_testing.clock import Clock
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout
@@ -355,7 +354,4 @@ def test_draining_fleet_is_not_paused_by_leases(keep: Keep) -> None:
 
 
 def test_a_reason_has_nothing_that_a_terminal_would_obey() -> None:
-    assert PauseRequest(reason="évaluation, 10 min").reason == "évaluation, 10 min"
-    with pytest.raises(ValueError, match=r"contains the control character '\\x1b'"):
-        PauseRequest(reason="\x1b]0;owned\x07")
     assert printable("by ops: \x1b[2J\x07 done") == r"by ops: \x1b[2J\x07 done"

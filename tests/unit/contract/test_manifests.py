@@ -86,15 +86,6 @@ def test_status_of_a_running_job_is_read() -> None:
     assert job.to_document()["status"]["conditions"] == [condition | {"message": ""}]
 
 
-def test_label_of_a_queue_names_a_local_queue() -> None:
-    document, labels = manifest(), {"kueue.x-k8s.io/queue-name": "team-a"}
-    document["metadata"]["labels"] = labels
-    assert parse_job(document).metadata.labels == labels
-    document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "Team A"}
-    with pytest.raises(ManifestError, match="Team A is not the name of a LocalQueue; write lower-case letters"):
-        parse_job(document)
-
-
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     yield path, schema
     for name, child in schema.get("properties", {}).items():
