@@ -331,9 +331,6 @@ class OpenEnvFields(Contract):
     """Fields of the action. Unset means all of the schema, which must be enumerations, booleans, or numbers with a
     minimum and a maximum."""
 
-    legal_actions: FieldName | None = None
-    """Field of the observation that lists the values of a discrete action that are legal now: the action mask."""
-
 
 class OpenEnvEnv(EnvBlock):
     """Environments behind an OpenEnv server, one session each: in a container beside each worker, or at a URL."""
@@ -359,7 +356,7 @@ class OpenEnvEnv(EnvBlock):
     """Parameters of every reset, beside the seed."""
 
     fields: OpenEnvFields = Field(default=OpenEnvFields())
-    """Facts that the server's schema lacks: shapes of arrays, ranges, legal actions."""
+    """Facts that the server's schema lacks: shapes of arrays, ranges."""
 
     step_timeout_seconds: Timeout = 60
     """Time limit of one answer; a session that exceeds it is opened again."""

@@ -23,7 +23,6 @@ class Seen(Observation):
     total: int = 0
     seed: int = -1
     board: list[list[int]] = Field(default_factory=lambda: [[0, 0], [0, 0]])
-    legal: list[str] = Field(default_factory=lambda: list(MOVES))
     message: str = ""
 
 
@@ -49,12 +48,10 @@ class Walk(Environment[Move, Seen, State]):
 
     def _see(self) -> Seen:
         done = self.steps >= self.length
-        legal = [move for move in MOVES if not (move == "LEFT" and self.total <= 0)]
         return Seen(
             total=self.total,
             seed=self.seed,
             board=[[self.steps, self.total], [self.episodes, 0]],
-            legal=legal,
             reward=float(self.total) if self.steps else None,
             done=done,
             metadata={"truncated": done and self.episodes % 2 == 0},

@@ -10,10 +10,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from http import HTTPStatus
 from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
-from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import gymnasium
@@ -21,7 +19,6 @@ import numpy as np
 import structlog
 
 from cormorant_contract.env import OpenEnvAction, OpenEnvArray, OpenEnvEnv
-from cormorant_worker.action_mask import ACTION_MASK
 from cormorant_worker.envs.env_row import BadObservation
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import Rows, VectorEnv
@@ -89,23 +86,15 @@ class OpenEnvSource(EnvSource):
                 f"spec.env.openenv.image is {block.image}, which the operator starts in the workers' pods; on this "
                 "machine start the server yourself, and write its address in url"
             )
-        schema = self.until(self._ask_for_schema, "no answer")
-        if not isinstance(schema, Mapping) or not all(
-            map(_has_fields, (schema.get("action"), schema.get("observation")))
-        ):
+        try:
+            schema = self.until(self._ask_for_schema, "no answer")
+            self.observation = _parts(schema["observation"], "observation", block.fields.observation)
+            self.action = _parts(schema["action"], "action", block.fields.action)
+        except (LookupError, ValueError, TypeError, AttributeError, HTTPException) as error:
             raise EnvBuildError(
-                f"what answers at {self.url}/schema is not an OpenEnv server: {str(schema)[:100]!r}; write the address "
-                "of one in spec.env.openenv.url"
-            )
-        fields = block.fields
-        self.observation = _parts(schema, "observation", fields.observation)
-        self.action = _parts(schema, "action", fields.action)
-        _check_names(schema, "observation", [] if fields.legal_actions is None else [fields.legal_actions])
-        if fields.legal_actions is not None and not isinstance(_space_of(self.action), gymnasium.spaces.Discrete):
-            raise EnvBuildError(
-                f"spec.env.openenv.fields.legalActions is {fields.legal_actions}, and only an action of one discrete "
-                f"field has a mask; this one is {_space_of(self.action)}; remove legalActions"
-            )
+                f"what answers at {self.url}/schema is not an OpenEnv server ({type(error).__name__}: {error}); write "
+                "the address of one in spec.env.openenv.url"
+            ) from error
 
     @property
     def name(self) -> str:
@@ -135,18 +124,8 @@ class OpenEnvSource(EnvSource):
             time.sleep(_PAUSE_S)
 
     def _ask_for_schema(self) -> Any:
-        try:
-            with urlopen(f"{self.url}/schema", timeout=_OPEN_S) as response:
-                text = response.read(_SCHEMA_BYTES)
-            return json.loads(text)
-        except HTTPError as error:
-            if error.code >= HTTPStatus.INTERNAL_SERVER_ERROR:
-                raise
-            return f"{error.code} {error.reason}"
-        except HTTPException as error:
-            return f"{type(error).__name__} {error}"
-        except ValueError:
-            return text
+        with urlopen(f"{self.url}/schema", timeout=_OPEN_S) as response:
+            return json.loads(response.read(_SCHEMA_BYTES))
 
 
 class OpenEnvSession(gymnasium.Env[Any, Any]):
@@ -170,7 +149,7 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
         else:
             self._send("reset", data)
             answer = self._receive()
-        return self._read(answer), self._info(answer)
+        return self._read(answer), dict(answer["observation"])
 
     def send(self, action: Any) -> None:
         """Begin a step. `step` completes it."""
@@ -191,7 +170,7 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
         is_cut = bool(observation.get(_AT_END) or metadata.get(_AT_END))
         is_done = bool(answer.get("done"))
         reward = float(answer.get("reward") or 0.0)
-        return self._read(answer), reward, is_done and not is_cut, is_done and is_cut, self._info(answer)
+        return self._read(answer), reward, is_done and not is_cut, is_done and is_cut, dict(observation)
 
     def close(self) -> None:
         self._connection = None
@@ -253,21 +232,6 @@ class OpenEnvSession(gymnasium.Env[Any, Any]):
                 ) from error
         return values[parts[0].name] if len(parts) == 1 else values
 
-    def _info(self, answer: Mapping[str, Any]) -> dict[str, Any]:
-        info = dict(answer["observation"])
-        field = self._source.block.fields.legal_actions
-        if field is not None and (legal := info.get(field)) is not None:  # null: all are
-            part = self._source.action[0]
-            assert isinstance(part.space, gymnasium.spaces.Discrete)
-            values = part.words or range(part.space.start, part.space.start + part.space.n)
-            if not isinstance(legal, list) or not all(value in values for value in legal):
-                raise BadObservation(
-                    f"the OpenEnv server's observation has {field} {str(legal)[:100]!r}, and legalActions needs a list "
-                    f"of values of {part.name}, which has {str([*values])[:100]}; correct spec.env.openenv.fields"
-                )
-            info[ACTION_MASK] = np.array([value in legal for value in values], dtype=np.int8)
-        return info
-
 
 class OpenEnvs(InlineVectorEnv):
     """Sessions that step at the same time."""
@@ -288,33 +252,16 @@ def _space_of(parts: Sequence[_Part]) -> Space:
 
 def _parts(schema: Mapping[str, Any], kind: str, given: Sequence[OpenEnvArray]) -> tuple[_Part, ...]:
     """Fields of an observation or an action: those that the manifest has, else those of the server's schema."""
-    _check_names(schema, kind, [field.name for field in given])
     if given:
         return tuple(_declared(field) for field in given)
-    known = schema[kind].get("properties") or {}
-    found = [
-        _inferred(name, _resolved(value, schema[kind]), kind) for name, value in known.items() if name not in _COMMON
-    ]
+    known = schema.get("properties") or {}
+    found = [_inferred(name, _resolved(value, schema), kind) for name, value in known.items() if name not in _COMMON]
     if not (parts := tuple(part for part in found if part is not None)):
         raise EnvBuildError(
             f"the server's {kind} has no numbers ({', '.join(sorted(known)) or 'it has no fields'}); declare what is "
             f"to be an array in spec.env.openenv.fields.{kind}"
         )
     return parts
-
-
-def _has_fields(kind: Any) -> bool:
-    known = (kind.get("properties") or {}) if isinstance(kind, Mapping) else None
-    return isinstance(known, Mapping) and all(isinstance(field, Mapping) for field in known.values())
-
-
-def _check_names(schema: Mapping[str, Any], kind: str, names: Sequence[str]) -> None:
-    known = schema[kind].get("properties") or {}
-    if missing := sorted(set(names) - known.keys()):
-        raise EnvBuildError(
-            f"spec.env.openenv.fields has {', '.join(missing)}, and the server's {kind} has "
-            f"{', '.join(sorted(known))}; correct the name"
-        )
 
 
 def _declared(field: OpenEnvArray) -> _Part:
@@ -343,30 +290,24 @@ def _resolved(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[st
 def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
     """A field of the server's schema as an array; None: it is text, or something nested, of an observation."""
     low, high, type_ = field.get("minimum"), field.get("maximum"), field.get("type")
-    words = tuple(field.get("enum") or ())
-    if words:
+    if words := tuple(field.get("enum") or ()):
         return _Part(name, gymnasium.spaces.Discrete(len(words)), words)
     if type_ == "boolean":
         return _Part(name, gymnasium.spaces.Discrete(2), (False, True))
-    if kind == "action":
-        if type_ == "integer" and low is not None and high is not None:
+    if kind == "action" and low is not None and high is not None:
+        if type_ == "integer":
             return _Part(name, gymnasium.spaces.Discrete(high - low + 1, start=low))
-        if type_ == "number" and low is not None and high is not None:
+        if type_ == "number":
             return _Part(name, gymnasium.spaces.Box(low, high, (), np.float32))
+    if kind == "action" or (type_ == "array" and "string" not in json.dumps(field.get("items", "string"))):
         raise EnvBuildError(
-            f"the server's schema does not say which values its action's {name} may have ({type_ or 'no type'}); "
-            f"declare them in spec.env.openenv.fields.action, for example {{name: {name}, dtype: int64, low: 0, "
-            f"high: 3}} or {{name: {name}, values: [UP, DOWN]}}"
+            f"the server's schema does not say what the {kind}'s {name} may be ({type_ or 'no type'}); declare its "
+            f"shape and range, or its values, in spec.env.openenv.fields.{kind}"
         )
     if type_ == "integer":
         return _Part(name, _declared(OpenEnvArray(name=name, dtype="int64")).space)
     if type_ == "number":
         return _Part(name, gymnasium.spaces.Box(-np.inf, np.inf, (), np.float32))
-    if type_ == "array" and "string" not in json.dumps(field.get("items", "string")):
-        raise EnvBuildError(
-            f"the server's schema does not say which shape its observation's {name} has; declare the fields of the "
-            f"observation in spec.env.openenv.fields.observation, for example {{name: {name}, shape: [6, 7]}}"
-        )
     return None
 
 
