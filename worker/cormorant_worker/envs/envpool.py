@@ -27,19 +27,6 @@ from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, S
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put
 
-_OURS = {
-    "num_envs": "spec.env.envpool.numEnvs",
-    "batch_size": "spec.env.envpool.batchSize",
-    "num_threads": "spec.env.envpool.numThreads",
-    "max_episode_steps": "spec.env.maxEpisodeSteps",
-    "seed": "spec.collection.seed",
-    "env_seed": "spec.collection.seed",
-    "max_num_players": "the task",
-    "gym_reset_return_info": "nothing: it is always on",
-}
-"""EnvPool's arguments that the manifest sets elsewhere."""
-
-
 def envpool_module() -> Any:
     """EnvPool itself. Its import takes a quarter of a worker's start, which workers without it need not spend."""
     from cormorant_worker.envs.envpool_library import envpool
@@ -63,16 +50,10 @@ class EnvPoolTask:
         if self.task_id not in known:
             hint = did_you_mean(self.task_id, known, otherwise="; `envpool.list_all_envs()` lists them")
             raise UnknownEnv(f'EnvPool has no task "{self.task_id}"{hint}')
-        for name in self.kwargs:
-            if name in _OURS:
-                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: it is set by {_OURS[name]}; remove it here")
-        known = self._make_spec({})._config_keys
-        for name in self.kwargs:
-            if name not in known and name not in _RENDER_OPTIONS:
-                hint = did_you_mean(name, known, most=1, otherwise=f"; known: {', '.join(sorted({*known} - {*_OURS}))}")
-                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument{hint}")
-        num_players = self.num_players  # here EnvPool judges the values, too
-        if num_players == 1 and self.groups != "all":
+        if "max_num_players" in self.kwargs:
+            raise EnvBuildError("spec.env.envpool.kwargs.max_num_players: the task sets it; remove it here")
+        # num_players has EnvPool judge kwargs.
+        if self.num_players == 1 and self.groups != "all":
             raise EnvBuildError(f"spec.env.envpool.groups: {self.task_id} has a single player; remove groups")
 
     def spaces(self) -> tuple[Space, Space]:
@@ -124,9 +105,6 @@ class EnvPoolTask:
                 return envpool_module().make_spec(self.task_id, **kwargs)
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {kwargs}: {error}") from error
-
-
-_RENDER_OPTIONS = ("from_pixels", "render_mode", "render_env_id", "render_width", "render_height", "render_camera_id")
 
 
 def check_pool(pool: object) -> None:
@@ -195,11 +173,8 @@ class _OverPool(VectorEnv):
         for field in info:
             at = next((key for key in (f"info:{field.key}", field.key) if key in known), None)
             if at is None:
-                has = [key.removeprefix("info:") for key in known]
-                hint = did_you_mean(field.key, has, most=1, otherwise="; remove it")
-                raise EnvBuildError(
-                    f"spec.env.info: {name} has no {field.key} in its info, which has {', '.join(sorted(has))}{hint}"
-                )
+                has = ", ".join(sorted(key.removeprefix("info:") for key in known))
+                raise EnvBuildError(f"spec.env.info: {name} has no {field.key} in its info, which has {has}")
             self._info_at.append(names.index(at))
             spec = pool.spec.state_array_spec[at]
             leaf = field.complete(np.dtype(spec.dtype), tuple(size for size in spec.shape if size > 0)).leaf
