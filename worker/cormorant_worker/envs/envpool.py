@@ -27,6 +27,7 @@ from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, S
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put
 
+
 def envpool_module() -> Any:
     """EnvPool itself. Its import takes a quarter of a worker's start, which workers without it need not spend."""
     from cormorant_worker.envs.envpool_library import envpool

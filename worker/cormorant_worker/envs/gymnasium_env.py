@@ -111,16 +111,6 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
     return env
 
 
-def has_agents(env: Any) -> bool:
-    """True for a PettingZoo environment, its class, or a PettingZoo function that makes one."""
-    while isinstance(env, partial):
-        env = env.func
-    kind = env if isinstance(env, type) else type(env)
-    modules = [getattr(env, "__module__", None) or "", *(base.__module__ for base in kind.__mro__)]
-    is_theirs = any(module.partition(".")[0] == "pettingzoo" for module in modules)
-    return is_theirs or (hasattr(env, "possible_agents") and callable(getattr(env, "observation_space", None)))
-
-
 def form_of(env: Any) -> str:
     """Library of a functional JAX environment, of its class, or of a result of `gymnax.make`: `gymnax`, `brax` or
     `jumanji`; empty: none of them. Inspects the class, because instances of gymnax's wrappers forward `step_env`.

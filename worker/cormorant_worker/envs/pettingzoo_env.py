@@ -27,7 +27,7 @@ from cormorant_contract.errors import did_you_mean
 from cormorant_worker.action_mask import ACTION_MASK, mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation
-from cormorant_worker.envs.gymnasium_env import EnvFactory, check_same, construct, has_agents, name_of, words_of
+from cormorant_worker.envs.gymnasium_env import EnvFactory, check_same, construct, name_of, words_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved
 from cormorant_worker.spaces import Rooted, Space, leaves, unflattener
@@ -78,7 +78,8 @@ class MaybeAgents:
 
     def __call__(self) -> Any:
         made = self.maker()
-        return AgentsEnv(made, AgentsFactory(entrypoint=name_of(self.maker))) if has_agents(made) else made
+        has_agents = hasattr(made, "possible_agents") and callable(getattr(made, "observation_space", None))
+        return AgentsEnv(made, AgentsFactory(entrypoint=name_of(self.maker))) if has_agents else made
 
 
 def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, ...]]:
