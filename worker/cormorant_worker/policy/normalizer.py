@@ -16,8 +16,6 @@ from cormorant_worker.errors import ManifestError
 from cormorant_worker.normalize import REWARD, RunningMoments, Statistics
 from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
 
-_MOST_VALUES = 4096
-
 
 class Normalizer:
     """The normalized leaves and their current statistics. Used by the thread that calls the policy."""
@@ -102,23 +100,11 @@ def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     if unknown := [key for key in keys if key not in by_key]:
         known = ", ".join(name for name in by_key if name) or "none, because the observation is a single array"
         raise ManifestError(f"{field}.keys names {', '.join(unknown)}, and the observation has: {known}")
-    if whole := [key for key in keys if by_key[key].dtype.kind != "f"]:
-        raise ManifestError(
-            f"{field}.keys names {whole[0]}, which is {by_key[whole[0]].dtype.name}: only floating-point values are "
-            "normalized; remove the key, and scale it in the policy"
-        )
     chosen = tuple(by_key[key] for key in keys) or tuple(leaf for leaf in found if leaf.dtype.kind == "f")
-    if not chosen:
-        dtypes = ", ".join(sorted({leaf.dtype.name for leaf in found}))
+    if not chosen or any(leaf.dtype.kind != "f" for leaf in chosen):
+        has = ", ".join(f"{name} {leaf.dtype.name}".strip() for name, leaf in by_key.items())
         raise ManifestError(
-            f"{field} has nothing to normalize: the observation is {dtypes} (images and class indices are scaled by "
-            "the policy); remove it"
-        )
-    if large := [leaf for leaf in chosen if np.prod(leaf.shape, dtype=np.int64) > _MOST_VALUES]:
-        raise ManifestError(
-            f"{field} would keep statistics of {np.prod(large[0].shape)} values of {'.'.join(large[0].key)} "
-            f"{list(large[0].shape)}, more than {_MOST_VALUES}; name the other leaves in keys, and scale images in the "
-            "policy"
+            f"{field} is for floating-point values, and the observation has {has}; remove it, or keys of other values"
         )
     return chosen
 
