@@ -31,25 +31,15 @@ class ActionCheck:
                 f"{', '.join('.'.join(leaf.key) for leaf in self.leaves)}"
             )
         for leaf, part, action in zip(self.leaves, self._parts, actions, strict=True):
-            name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
-            kind = action.dtype.kind
-            remedy = "return class indices"
-            layer = "check the policy's last layer" if leaf.shape else f"{remedy}, not one value per class"
-            if isinstance(part, OneHot):
-                layer = remedy = "return one-hot vectors, or make the environment with categorical_action_encoding=True"
-            if action.shape != wanted:
+            kind, wanted = action.dtype.kind, (num_envs, *leaf.shape)
+            fits = kind in ("iub" if leaf.dtype.kind in "iub" else "fiu")
+            if action.shape != wanted or not (fits or (kind == "f" and bool((action == np.trunc(action)).all()))):
+                remedy = f"values of {part}" if leaf.shape else "class indices"
+                if isinstance(part, OneHot):
+                    remedy = "one-hot vectors, or make the environment with categorical_action_encoding=True"
                 raise PolicyMismatch(
-                    f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; {layer}"
-                )
-            is_whole = kind in "iub" or (kind == "f" and bool((action == np.trunc(action)).all()))
-            if leaf.dtype.kind in "iub" and not is_whole:
-                raise PolicyMismatch(
-                    f"the policy's {name} is {action.dtype.name}, the environment expects whole numbers "
-                    f"({leaf.dtype.name}); {remedy}"
-                )
-            if leaf.dtype.kind == "f" and kind not in "fiu":
-                raise PolicyMismatch(
-                    f"the policy's {name} is {action.dtype.name}, the environment expects {leaf.dtype.name}"
+                    f"the policy's {'.'.join(leaf.key)} is {action.dtype.name} of shape {action.shape}, its space says "
+                    f"{leaf.dtype.name} of shape {wanted}; return {remedy}"
                 )
 
     def holds(self, actions: Arrays) -> bool:
