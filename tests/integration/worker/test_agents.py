@@ -169,9 +169,7 @@ def zoo(**block: Any) -> Document:
 @pytest.mark.parametrize(
     ("env", "sentence"),
     [
-        (zoo(groupMap={"red": ["red_3"]}), "groups name red_3, which the environment does not have; did you mean"),
-        (zoo(groupMap={"red": ["red_0", "red_1"]}), "the agent blue_0 is in none of the groups; write"),
-        (zoo(groupMap={"a": ["red_0", "red_0"]}), "the agent red_0 is twice in the groups"),
+        (zoo(groupMap={"red": ["red_0", "red_1"]}), "groupMap has red_0, red_1, and the environment .*blue_0.*; write"),
         (zoo(entrypoint="cormorant_testing.agents:Unequal", groups="all"),
          r"the agents of the group agents have different spaces: blue_0 has .*; set groups to"),
         (zoo(groupMap={"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}),

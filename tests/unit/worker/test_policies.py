@@ -347,9 +347,8 @@ def test_the_cnn_reads_images_and_nothing_else() -> None:
     policy = atari_cnn(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), return_log_prob=True)
     out = policy(torch.zeros(3, 4, 84, 84, dtype=torch.uint8))
     assert out["action"].shape == out["action_log_prob"].shape == (3,)
-    for space in (spaces.Box(0, 255, (4, 20, 84), np.uint8), spaces.Box(0, 1, (4, 84, 84), np.float32)):
-        with pytest.raises(PolicyMismatch, match="try mlp"):
-            atari_cnn(space, spaces.Discrete(6))
+    with pytest.raises(PolicyMismatch, match="try mlp"):
+        atari_cnn(spaces.Box(0, 1, (4, 84, 84), np.float32), spaces.Discrete(6))
 
 
 # -- recurrent -------------------------------------------------------------------------------------------------

@@ -23,7 +23,6 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, iterate
 
-from cormorant_contract.errors import did_you_mean
 from cormorant_worker.action_mask import ACTION_MASK, mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation
@@ -97,12 +96,9 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
     else:
         found = {name: tuple(members) for name, members in groups.items()}
         named = [agent for members in found.values() for agent in members]
-        if unknown := [agent for agent in named if agent not in agents]:
-            hint = did_you_mean(unknown[0], agents) or f"; it has {', '.join(agents)}"
-            raise EnvBuildError(f"groups name {unknown[0]}, which the environment does not have{hint}")
-        if wrong := [agent for agent in agents if named.count(agent) != 1]:
-            times = "in none of" if wrong[0] not in named else "twice in"
-            raise EnvBuildError(f"the agent {wrong[0]} is {times} the groups; write each agent into one group")
+        if sorted(named) != sorted(agents):
+            has = f"groupMap has {', '.join(named)}, and the environment {', '.join(agents)}"
+            raise EnvBuildError(f"{has}; write each agent into one group")
     if taken := sorted(_TAKEN & found.keys()):
         raise EnvBuildError(f"a group is called {taken[0]}, as another key of batches; name it otherwise in groups")
     return found

@@ -60,8 +60,6 @@ class Perceptron(nn.Module):
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise PolicyMismatch(f'activation "{activation}" is not one of {sorted(_ACTIVATIONS)}')
-        if any(width < 1 for width in hidden):
-            raise PolicyMismatch(f"hidden widths {list(hidden)} must be 1 or more")
         self._activation, self.activation = _ACTIVATIONS[activation]
         widths = zip((num_features, *hidden), hidden, strict=False)
         self._linears = [nn.Linear(width_in, width_out) for width_in, width_out in widths]
@@ -84,13 +82,8 @@ class ImageEncoder(nn.Module):
         super().__init__()
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
             raise PolicyMismatch(f"atari_cnn expects one uint8 image [channels, height, width], not {space}; try mlp")
-        channels, *size = space.shape
-        if min(size) < 36:
-            raise PolicyMismatch(
-                f"atari_cnn expects images of 36 x 36 pixels or more, not {size[0]} x {size[1]}; try mlp"
-            )
         self.convolutions = nn.Sequential(
-            nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(inplace=True),
+            nn.Conv2d(space.shape[0], 32, 8, stride=4), nn.ReLU(inplace=True),
             nn.Conv2d(32, 64, 4, stride=2), nn.ReLU(inplace=True),
             nn.Conv2d(64, 64, 3, stride=1), nn.ReLU(inplace=True), nn.Flatten(),
         )  # fmt: skip  # one layer a line
