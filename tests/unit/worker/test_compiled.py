@@ -79,7 +79,7 @@ class AlmostHead(CategoricalHead):
 
 
 class AlmostHeads(ActionHeads):
-    def act(self, params: torch.Tensor) -> tuple[Any, list[torch.Tensor]]:
+    def act(self, params: torch.Tensor) -> torch.Tensor:
         return super().act(params.clamp(-40, 40))
 
 
@@ -94,7 +94,7 @@ CHANGES: dict[str, Callable[[Any], Any]] = {
     "hook": lambda policy: policy.register_forward_pre_hook(lambda module, given: (given[0].clamp(-6, 6),)),
     "act of heads": lambda policy: clamp(policy.heads, "act", 40),
     "encoder": lambda policy: clamp(policy.encoder, "forward", 6),
-    "class of a head": lambda policy: policy.heads._heads.__setitem__(0, AlmostHead(ACTIONS["discrete"])),
+    "class of a head": lambda policy: setattr(policy.heads, "head", AlmostHead(ACTIONS["discrete"])),
     "class of heads": lambda policy: setattr(policy, "heads", AlmostHeads(64, ACTIONS["discrete"])),
 }
 

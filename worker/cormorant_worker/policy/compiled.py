@@ -177,7 +177,7 @@ def called_whole(acting: object) -> "DenseCategorical | None":
     """A function that computes the policy without its modules; None: not the built-in policy, or modified."""
     if type(acting) is not Policy or type(acting.body) is not Perceptron or type(acting.heads) is not ActionHeads:
         return None
-    head, layers = acting.heads.only, [*acting.body.layers, acting.heads.linear]
+    head, layers = acting.heads.head, [*acting.body.layers, acting.heads.linear]
     for module in acting.modules():
         if module._forward_hooks or module._forward_pre_hooks or {"forward", "params", "act"} & vars(module).keys():
             return None  # it does not just what its class does

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from cormorant_worker.errors import PolicyMismatch
 from cormorant_worker.policy.exploration import is_greedy
-from cormorant_worker.spaces import Array, Space, leaf_spaces, leaves, put_nested, unflattener
+from cormorant_worker.spaces import Array, Space, leaf_spaces, leaves
 
 Activation = Literal["tanh", "relu"]
 _ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], type[nn.Module]]] = {
@@ -181,27 +181,6 @@ class MultiCategoricalHead:
         return zip(self._heads, torch.split(params, self._sizes, -1), strict=True)
 
 
-class BernoulliHead:
-    """MultiBinary: one logit per bit."""
-
-    def __init__(self, space: gymnasium.spaces.MultiBinary) -> None:
-        self._shape = tuple(space.shape)
-        self.num_params = math.prod(self._shape)
-
-    def act(self, params: Tensor) -> Tensor:
-        """`[n, P]` logits -> `[n, *shape]` int8."""
-        bits = params > 0 if is_greedy() else torch.rand_like(params) < params.sigmoid()
-        return bits.to(torch.int8).reshape(-1, *self._shape)
-
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        bits = action.reshape(len(action), -1).to(params.dtype)
-        return -torch.nn.functional.binary_cross_entropy_with_logits(params, bits, reduction="none").sum(-1)
-
-    def entropy(self, params: Tensor) -> Tensor:
-        p = params.sigmoid()
-        return torch.nn.functional.binary_cross_entropy_with_logits(params, p, reduction="none").sum(-1)
-
-
 class NormalHead:
     """Box: means and log standard deviations side by side, P = 2 * size. Unbounded: environments clip."""
 
@@ -232,8 +211,6 @@ def make_head(space: Space) -> ActionHead:
             return CategoricalHead(space)
         case gymnasium.spaces.MultiDiscrete():
             return MultiCategoricalHead(space)
-        case gymnasium.spaces.MultiBinary():
-            return BernoulliHead(space)
         case gymnasium.spaces.Box() if np.dtype(space.dtype).kind == "f":
             return NormalHead(space)
     raise PolicyMismatch(f"the built-in policies do not support the action space {space}; write your own policy")
@@ -248,70 +225,34 @@ def gumbel_argmax(logits: Array, noise: Array) -> Array:
 
 
 class ActionHeads(nn.Module):
-    """One linear layer gives the parameters of all leaves of the action space, except the Gaussian log-deviations,
-    which are parameters of their own.
+    """One linear layer gives the parameters of the action's distribution, except Gaussian log-deviations, which are a
+    parameter of their own.
     """
 
     def __init__(self, num_features: int, space: Space) -> None:
         super().__init__()
-        self._heads = [make_head(part) for part in leaf_spaces(space)]
-        self._nest = unflattener(space) if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple) else None
-        self._keys = [leaf.key for leaf in leaves(space, ())]
-        self._sizes = [head.num_params for head in self._heads]
-        # A NormalHead's deviations do not depend on the observation (as in PPO's reference implementation).
-        widths = [n // 2 if isinstance(h, NormalHead) else n for h, n in zip(self._heads, self._sizes, strict=True)]
-        self._widths = widths
-        self.linear = nn.Linear(num_features, sum(widths))
+        self.head = make_head(space)
+        # Deviations do not depend on the observation (as in PPO's reference implementation).
+        is_normal = isinstance(self.head, NormalHead)
+        width = self.head.num_params // 2 if is_normal else self.head.num_params
+        self.linear = nn.Linear(num_features, width)
         nn.init.orthogonal_(self.linear.weight, 0.01)
         nn.init.zeros_(self.linear.bias)
-        deviations = sum(n - w for n, w in zip(self._sizes, widths, strict=True))
-        self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
-
-    @property
-    def only(self) -> ActionHead | None:
-        """The head, if the action is one array; else None."""
-        return self._heads[0] if self._nest is None else None
+        self.log_std = nn.Parameter(torch.zeros(width)) if is_normal else None
 
     def forward(self, features: Tensor) -> Tensor:
-        """`[n, F]` -> `[n, P]`: the parameters of every leaf side by side."""
+        """`[n, F]` -> `[n, P]`."""
         linear = nn.functional.linear(features, self.linear.weight, self.linear.bias)
-        # Gaussian log-deviations go beside their means.
-        if self.log_std is None:
-            return linear
-        if len(self._heads) == 1:
-            return torch.cat([linear, self.log_std.expand_as(linear)], -1)
-        parts, taken = [], 0
-        for width, size, mean in zip(self._widths, self._sizes, torch.split(linear, self._widths, -1), strict=True):
-            parts.append(mean)
-            if size != width:
-                parts.append(self.log_std[taken : taken + width].expand_as(mean))
-                taken += width
-        return torch.cat(parts, -1)
+        return linear if self.log_std is None else torch.cat([linear, self.log_std.expand_as(linear)], -1)
 
-    def act(self, params: Tensor) -> tuple[Any, list[Tensor]]:
-        """Draw actions. Returns them nested like the action space, and as a list of leaves."""
-        if len(self._heads) == 1:
-            drawn = [self._heads[0].act(params)]
-        else:
-            drawn = [h.act(p) for h, p in zip(self._heads, torch.split(params, self._sizes, -1), strict=True)]
-        if self._nest is None:
-            return drawn[0], drawn
-        nested: dict[str, Any] = {}
-        for key, value in zip(self._keys, drawn, strict=True):
-            put_nested(nested, key, value)
-        return nested, drawn
+    def act(self, params: Tensor) -> Tensor:
+        return self.head.act(params)
 
-    def log_prob(self, params: Tensor, action: Any) -> Tensor:
-        """`[n]`: summed over the leaves. `action` is nested like the space, or one tensor."""
-        parts = torch.split(params, self._sizes, -1)
-        found = [_find(action, key) for key in self._keys]
-        logs = [h.log_prob(p, a) for h, p, a in zip(self._heads, parts, found, strict=True)]
-        return torch.stack(logs).sum(0)
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        return self.head.log_prob(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """`[n]`: summed over the leaves."""
-        parts = torch.split(params, self._sizes, -1)
-        return torch.stack([h.entropy(p) for h, p in zip(self._heads, parts, strict=True)]).sum(0)
+        return self.head.entropy(params)
 
 
 def _encode(value: Tensor, space: Space) -> Tensor:

@@ -39,7 +39,7 @@ class RecurrentPolicy(TensorDictModuleBase):
         states = tensordict["recurrent_state_h"] * going_on, tensordict["recurrent_state_c"] * going_on
         h, c = self.cell(self.body(self.encoder(tensordict["observation"])), states)
         params = self.heads(h)
-        action, _ = self.heads.act(params)
+        action = self.heads.act(params)
         tensordict["action"] = action
         if self._return_log_prob:
             tensordict["action_log_prob"] = self.heads.log_prob(params, action)

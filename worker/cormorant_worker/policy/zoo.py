@@ -31,7 +31,7 @@ def mlp(
 
     Args:
         observation_space: of one environment; its leaves are flattened and joined, Discrete leaves one-hot.
-        action_space: of one environment.
+        action_space: of one environment: Discrete, MultiDiscrete or a Box of floats.
         hidden: widths of the hidden layers.
         activation: "tanh" or "relu".
         return_log_prob: also store `action_log_prob` float32 `[n]` of the drawn actions.
@@ -100,9 +100,9 @@ class Policy(nn.Module):
     def forward(self, observation: Any) -> Any:
         """Act: `[n, ...]` observations -> the action, or a mapping with `action` and `action_log_prob`."""
         params = self.params(observation)
-        action, drawn = self.heads.act(params)
+        action = self.heads.act(params)
         if not self.returns_log_prob:
-            return {"action": action} if isinstance(action, dict) else drawn[0]
+            return action
         return {"action": action, "action_log_prob": self.heads.log_prob(params, action)}
 
     def evaluate(self, observation: Any, action: Any) -> tuple[Tensor, Tensor]:
