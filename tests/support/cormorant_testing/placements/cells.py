@@ -39,14 +39,9 @@ NEVER: dict[tuple[str, str], str] = {
         for env in ("vector_held", "torch_whole")
         for choice in ("cut", "resets")
     },
+    **{(env, "resets"): "environments with steps in flight cannot be reset" for env in AXES["env"] if "_b" in env},
 }
 """Choices that do not exist together."""
-REFUSED: dict[tuple[str, str], str] = {
-    (env, "resets"): "resetAtEachBatch needs envpool.batchSize 0: environments with steps in flight cannot be reset"
-    for env in AXES["env"]
-    if "_b" in env
-}
-"""Choices that validation refuses, with its sentence."""
 TASKS = {"pendulum": "Pendulum-v1", "cartpole": "CartPole-v1"}
 SIZES = {"echo": (5, 2), "pendulum": (3, 1), "cartpole": (4, 1)}
 """Values of an observation and of an action."""
@@ -71,11 +66,6 @@ class Cell:
         firsts = [choices[0] for choices in AXES.values()]
         named = [c for i, (c, first) in enumerate(zip(self.choices, firsts, strict=True)) if c != first or i < 3]
         return "-".join(named)
-
-    @property
-    def refusal(self) -> str:
-        """The sentence with which validation refuses it; empty: it is run."""
-        return next((REFUSED[pair] for pair in combinations(self.choices, 2) if pair in REFUSED), "")
 
     @property
     def world(self) -> str:
@@ -168,8 +158,8 @@ def cover(strength: int, *, without: tuple[str, ...] = ()) -> list[Cell]:
     for part in sorted(left):
         if part in left:
             tried = {_complete(part, axes, chance): None for _ in range(20)}
-            best = max(tried, key=lambda cell: len(left & _shown(cell, strength)))
-            left -= _shown(best, strength)
+            best = max(tried, key=lambda cell: len(left.intersection(combinations(cell.choices, strength))))
+            left.difference_update(combinations(best.choices, strength))
             found.append(best)
     return found
 
@@ -179,13 +169,7 @@ def _is_real(part: tuple[str, ...]) -> bool:
 
 
 def _complete(part: tuple[str, ...], axes: list[tuple[str, ...]], chance: random.Random) -> Cell:
-    is_refused = bool(Cell(part).refusal)
     while True:
         cell = Cell(tuple(next((c for c in part if c in choices), chance.choice(choices)) for choices in axes))
-        if _is_real(cell.choices) and bool(cell.refusal) == is_refused:
+        if _is_real(cell.choices):
             return cell
-
-
-def _shown(cell: Cell, strength: int) -> set[tuple[str, ...]]:
-    """What is refused is seen to be refused, and shows nothing else."""
-    return {part for part in combinations(cell.choices, strength) if not cell.refusal or Cell(part).refusal}
