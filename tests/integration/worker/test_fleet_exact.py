@@ -103,8 +103,6 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
         assert (receipt.version, receipt.applied, receipt.waiting) == (1, actors, ())
         with pytest.raises(WeightsMismatch, match=r"missing: policy/bias; nothing was applied"):
             fleet.publish({"policy": {"number": numbered(9)["number"]}})
-        with pytest.raises(WeightsMismatch, match="shape: critic/bias"):  # without the copy, which would not fit
-            fleet.publish({"policy": numbered(1), "critic": critic | {"bias": torch.zeros(1).expand(2**45)}})
         # What was queued or under way is older; 2 queued, 2 held or landing, 2 workers with 2 tickets each.
         for _ in range(8):
             checker.take(next(batches))
