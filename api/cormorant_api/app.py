@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -20,7 +21,6 @@ from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.live import Bye, Event, Hello, Moment, Opening
 from cormorant_contract.rest.problems import Problem
-from cormorant_worker.metrics.fleet import version_of
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
@@ -57,7 +57,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         redoc_url=None,
         static_url="/docs-static",
         title="Cormorant",
-        version=version_of("cormorant"),
+        version=version("cormorant"),
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         redirect_slashes=False,

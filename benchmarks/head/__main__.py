@@ -29,6 +29,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet import fleet
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn.loop import FleetLoop
@@ -53,8 +54,10 @@ class TimedLoop(FleetLoop):
         return has_more
 
 
+fleet.FleetLoop = TimedLoop  # type: ignore[misc]  # of all fleets of this process
+
+
 class TimedFleet(WorkerFleet):
-    loop = TimedLoop
     _loop: TimedLoop
 
     @property

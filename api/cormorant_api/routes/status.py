@@ -3,6 +3,7 @@
 import asyncio
 import time
 from contextlib import suppress
+from importlib.metadata import version
 from typing import Annotated
 
 from fastapi import APIRouter, Query
@@ -19,7 +20,6 @@ from cormorant_contract.rest.status import Build, EvaluationTable, Readiness, Sp
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.metrics.exposition import CONTENT_TYPE
-from cormorant_worker.metrics.fleet import version_of
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
@@ -109,7 +109,7 @@ async def get_metrics(head: TheHead) -> Response:
 @health.get("/version")
 async def get_version() -> Build:
     """Version of the head and its API."""
-    return Build(version=version_of("cormorant"))
+    return Build(version=version("cormorant"))
 
 
 def scrape(head: Head) -> bytes:

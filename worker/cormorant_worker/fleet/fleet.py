@@ -11,7 +11,7 @@ knows is guarded by one condition, on which callers (the consumer of batches, co
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import cloudpickle
 import numpy as np
@@ -59,9 +59,6 @@ _FETCH_S = 60.0
 class WorkerFleet:
     """The workers of one job, for the head and `local_fleet.py`. Methods may be called from any thread."""
 
-    loop: ClassVar[type[FleetLoop]] = FleetLoop
-    """The fleet's loop; benchmarks and tests replace it."""
-
     def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
         """Start the workers and wait until all of them stand at their first observation; where slots come from
         elsewhere (pods in a cluster), until one does. The fleet closes the engine (this machine by default), also when
@@ -85,7 +82,7 @@ class WorkerFleet:
         self.episodes, self._changed = core.episodes, core.changed
         self._life = SlotLife(core)
         self._quiesce = Quiesce(core, self._life)
-        self._loop = self.loop(core, self._life, self._quiesce)
+        self._loop = FleetLoop(core, self._life, self._quiesce)
         try:
             assert self.options.workers is not None  # the engine completed them
             self._life.resize(self.options.workers)

@@ -148,7 +148,7 @@ class Offers:
             ),
             statistics=published.statistics,
         )
-        handle.offer = handle.ask(offer, published.payload, is_awaited=False)
+        handle.offer = handle.ask(offer, published.payload)
         return True
 
     def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:

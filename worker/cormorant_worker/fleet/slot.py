@@ -15,8 +15,6 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import count
 
-import structlog
-
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Round, SlotKey
 from cormorant_worker.fleet.transport import Payload, WorkerConnection
@@ -25,8 +23,6 @@ from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.wire import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Command, Reply, Request, Reseed, Ticket
-
-log = structlog.get_logger()
 
 
 class SlotState(Enum):
@@ -127,8 +123,6 @@ class Question:
     handle: "WorkerHandle"
     command: Command | None
     """None: to reseed."""
-    is_awaited: bool
-    """True if a caller waits for the reply and handles its error."""
     reply: Reply | None = None
 
 
@@ -255,23 +249,23 @@ class WorkerHandle:
         if self.connection.flush() and not self.is_gone:
             self.stuck.add(self)
 
-    def ask(self, command: Command, payload: Payload | None = None, *, is_awaited: bool = True) -> Question:
+    def ask(self, command: Command, payload: Payload | None = None) -> Question:
         """Send a command with its bytes."""
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
-        self.unanswered[request.number] = question = Question(self, command, is_awaited)
+        self.unanswered[request.number] = question = Question(self, command)
         self.connection.ask(request, payload)
         self._flush()
         return question
 
     def tell(self, command: Command) -> None:
         """Send a command without waiting for a reply."""
-        self.ask(command, is_awaited=False)
+        self.ask(command)
 
     def reseed(self, stream: WorkerPlace) -> Question:
         """Rebuild its environments with the seeds of a place."""
         number = next(self.numbers)
-        self.unanswered[number] = question = Question(self, None, is_awaited=True)
+        self.unanswered[number] = question = Question(self, None)
         self.stream = stream
         self.send(Reseed(number=number, place=stream))
         return question
@@ -279,8 +273,6 @@ class WorkerHandle:
     def note_reply(self, reply: Reply) -> Question:
         question = self.unanswered.pop(reply.number)
         question.reply = reply
-        if reply.error and not question.is_awaited:
-            log.warning("request_refused", worker=self.name, reason=reply.error)
         return question
 
     # -- what it has told --------------------------------------------------------------------------------------

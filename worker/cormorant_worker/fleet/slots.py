@@ -112,8 +112,7 @@ class Slots:
         described = [f"{worker.name} is {worker.connection.describe_doing()}" for worker in shown]
         if (more := self.count(*LIVING) - len(described)) > 0:
             described.append(f"and {more:,} more")
-        lost = (f"{slot.name} starts again, after {slot.failures} failures" for slot in self.wanted if slot.failures)
-        return ", ".join(described or islice(lost, _SHOWN)) or "there are no workers"
+        return ", ".join(described) or "there are no workers"
 
     def ask_all(self, command: Command) -> list[Question]:
         """Send a request to every ready collecting worker."""

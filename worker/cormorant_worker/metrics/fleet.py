@@ -4,7 +4,7 @@ import platform
 import threading
 import time
 from collections import Counter
-from importlib import metadata
+from importlib.metadata import version
 from typing import get_args
 
 from cormorant_contract.job import CollectorJob
@@ -52,7 +52,7 @@ class FleetMetrics:
             show(declared.TARGET_FRAMES, spec.target)
         if spec.output.queue is not None:
             show(declared.QUEUE_CAPACITY, spec.output.queue.capacity_batches)
-        ours, torch = version_of("cormorant"), version_of("torch")
+        ours, torch = version("cormorant"), version("torch")
         show(declared.BUILD_INFO, 1, version=ours, python=platform.python_version(), torch=torch)
         # Zeros, so that every series exists before the fleet does.
         zeros = FleetStats(
@@ -150,11 +150,3 @@ class _GroupMetrics:
         for reason, restarts in stats.restarts.items():
             show(declared.WORKER_RESTARTS, restarts, group=name, reason=reason)
         show(declared.ENV_RESTARTS, stats.env_restarts, group=name)
-
-
-def version_of(package: str) -> str:
-    """The installed version of a package; "unknown" without its metadata."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return "unknown"

@@ -168,7 +168,7 @@ class SlotLife:
             handle.send(messages.Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         if not core.offers.offer_next(handle):
             # The reply puts it to work all the same.
-            handle.offer = handle.ask(messages.PlainCommand.RESUME, is_awaited=False)
+            handle.offer = handle.ask(messages.PlainCommand.RESUME)
         if core.is_paused and not slot.is_server:
             handle.tell(messages.PlainCommand.PAUSE)
         event = "inference_server_ready" if slot.is_server else "worker_ready"
