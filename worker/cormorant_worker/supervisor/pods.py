@@ -77,8 +77,6 @@ class WorkerPod:
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._watch = HeadWatch(settings.head)
         self._blocked = settings.ray.path(PodFile.BLOCKED)
-        self._num_heard = 0
-        """Signals that need not end what it waits for."""
         self._refusals = 0
         self._ray: Child | None = None
 
@@ -150,10 +148,10 @@ class WorkerPod:
         self._wait(_PAUSE_S)
 
     def _leave(self) -> None:
-        """Have the actor finish or hand over its batch, within the grace period; a second signal ends that."""
+        """Have the actor finish or hand over its batch, within the grace period."""
         self._state.is_leaving = True
         self._state.is_joined = False
-        began, self._num_heard = time.monotonic(), len(self._signals)
+        began = time.monotonic()
         slot, limit_s = self._settings.slot, max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
 
         def is_over() -> bool:
@@ -175,9 +173,9 @@ class WorkerPod:
             )
 
     def _wait(self, seconds: float = math.inf, *, until: Callable[[], bool] = lambda: False) -> bool:
-        """Look around until something is so, a signal came, or the time is over, which returns False."""
+        """Look around until something is so, the first signal came, or the time is over, which returns False."""
         deadline = time.monotonic() + seconds
-        while len(self._signals) == self._num_heard and not until():
+        while (self._state.is_leaving or not self._signals) and not until():
             if time.monotonic() > deadline:
                 return False
             self._state.ticked = time.monotonic()
@@ -334,19 +332,18 @@ def reap(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def kill_all(own: Sequence["Child | subprocess.Popen[bytes]"]) -> bool:
-    """Kill every descendant process. False: some were left after ten seconds."""
+def kill_all(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
+    """Kill every descendant process, and say so where some are left after ten seconds."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
         reap(own)
         if not (left := descendants()):
-            return True
+            return
         for process in left:
             with suppress(psutil.Error):
                 process.send_signal(signal.SIGKILL)
         time.sleep(0.02)
     log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
-    return False
 
 
 def descendants() -> list[psutil.Process]:

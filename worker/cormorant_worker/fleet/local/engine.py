@@ -140,14 +140,9 @@ class SharedBlockPool:
         self.layout = layout
         self.limit = limit
         self._blocks: list[tuple[Block, SharedMemory]] = []
-        self._free: dict[int, None] = {}
-        """In the order in which they were given back."""
+        self._free: list[int] = []
         self._known: dict[int, set[int]] = {}
         """Slots that each worker process has mapped, by its process id."""
-        self._borrower: dict[int, int] = {}
-        """The process that each block_index was lent to last: it is warm in its page tables."""
-        self._warm: dict[int, list[int]] = {}
-        """Slots that were given back, by that process; some of them are lent again."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
         self.limit = limit  # memory is made when it is needed; the system refuses what it does not have
@@ -157,20 +152,13 @@ class SharedBlockPool:
         return len(self._free) + max(0, self.limit - len(self._blocks))
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
-        warm = self._warm.get(pid, [])
-        while warm and warm[-1] not in self._free:
-            warm.pop()
-        if warm:
-            block_index = warm.pop()
-            del self._free[block_index]
-        elif self._free:
-            block_index, _ = self._free.popitem()
+        if self._free:
+            block_index = self._free.pop()
         else:
             if len(self._blocks) >= self.limit:
                 raise FleetError(f"all {self.limit} batch slots are in use")
             block_index, memory = len(self._blocks), SharedMemory.create(self.layout.size_bytes)
             self._blocks.append((Block(self.layout, memory.buffer), memory))
-        self._borrower[block_index] = pid
         known = self._known.setdefault(pid, set())
         if block_index in known:
             return block_index, None
@@ -178,13 +166,10 @@ class SharedBlockPool:
         return block_index, self._blocks[block_index][1]
 
     def give_back(self, block_index: int) -> None:
-        self._free[block_index] = None
-        if (pid := self._borrower[block_index]) in self._known:
-            self._warm.setdefault(pid, []).append(block_index)
+        self._free.append(block_index)
 
     def forget(self, pid: int) -> None:
         self._known.pop(pid, None)
-        self._warm.pop(pid, None)
 
     def block(self, block_index: int) -> Block:
         return self._blocks[block_index][0]
