@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -12,28 +12,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-EventKind = Literal[
-    "applied",
-    "refused",
-    "worker_ready",
-    "worker_lost",
-    "sealed",
-    "accepted",
-    "lent",
-    "paused",
-    "resumed",
-    "published",
-    "seeded",
-    "dropped",
-    "failed",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetEvent:
     """One event. Fields that a kind does not use keep their defaults."""
 
-    kind: EventKind
+    kind: str
     """applied: `worker` uses `version` from its next frame on. refused: it cannot use `version`, for `reason`.
     worker_ready: it may collect; `reason` says how it calls the policy. worker_lost: it is gone for `reason`, and
         `frames` are collected again. sealed: it finished a batch of `frames`, whose oldest version is `version`;
@@ -65,7 +49,7 @@ class Events:
         """Call a listener for each event from now on."""
         self._listeners.append(listener)
 
-    def note(self, kind: EventKind, **fields: Any) -> None:
+    def note(self, kind: str, **fields: Any) -> None:
         """Note an event with these fields of `FleetEvent`."""
         # Called several times per batch: without listeners, no event is made.
         if self._listeners:
