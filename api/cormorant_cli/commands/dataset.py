@@ -94,9 +94,8 @@ def export(
 
         done = write(uri, target, to=to, fps=fps)
         pushed = push_to_hub(target, push) if push else ""
-    cut = f", {done.cut} of them incomplete" if to in ("minari", "lerobot") else f", plus {done.cut} incomplete"
     tell(
         {**asdict(done), "format": to, "pushed": pushed},
-        f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}",
+        f"{done.path}: {counted(done.frames, 'frame')}",
         *([f"pushed: {pushed}"] if pushed else []),
     )

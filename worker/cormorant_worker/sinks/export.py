@@ -24,7 +24,7 @@ from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import StoredDataset, existing_dataset
 from cormorant_worker.sinks.export_lerobot import write_lerobot
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name, nested_lists
+from cormorant_worker.sinks.schema import NEXT, column_name, nested_lists
 from cormorant_worker.spaces import Array, Key, Leaf, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
@@ -37,11 +37,6 @@ class Exported:
     path: Path
     """The folder to open."""
     frames: int
-    episodes: int
-    """Number of trajectories; in Parquet (also for Hugging Face), only those that ended."""
-    cut: int
-    """Trajectories whose end is not in the dataset. Minari and LeRobot count them in `episodes`; Minari truncates them
-    at their last frame."""
 
 
 def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Exported:
@@ -60,16 +55,16 @@ def export(uri: str, target: Path, *, to: ExportFormat, fps: int = 30) -> Export
         if to == "minari":
             return _export_minari(dataset, target)
         if to == "lerobot":
-            frames, episodes, cut = write_lerobot(dataset, target, fps=fps)
+            frames = write_lerobot(dataset, target, fps=fps)
         elif to == "huggingface":
             (target / "data").mkdir()
-            frames, episodes, cut = _write_parquet(dataset, target / "data", is_nested=True)
+            frames = _write_parquet(dataset, target / "data", is_nested=True)
             job, env = dataset.description.job or "Dataset", json.dumps(dict(dataset.description.env))
             card = _CARD.format(job=job, frames=frames, env=env)
             (target / "README.md").write_text(card, encoding="utf-8")
         else:
-            frames, episodes, cut = _write_parquet(dataset, target)
-        return Exported(path=target, frames=frames, episodes=episodes, cut=cut)
+            frames = _write_parquet(dataset, target)
+        return Exported(path=target, frames=frames)
     except OSError as error:
         raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error
 
@@ -159,7 +154,7 @@ def _export_minari(dataset: StoredDataset, target: Path) -> Exported:
     if description.env_spec:
         metadata["env_spec"] = description.env_spec
     (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
-    return Exported(path=data, frames=steps, episodes=episodes, cut=cut)
+    return Exported(path=data, frames=steps)
 
 
 def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -> dict[str, Array]:
@@ -210,9 +205,9 @@ def _encoded(space: Space) -> Space:
     return space
 
 
-def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = False) -> tuple[int, int, int]:
-    """Write `<target>/<part>.parquet` for each part that has frames; returns frames, trajectories that ended, and those
-    whose end is missing. `is_nested`: an array is a list of lists; otherwise one list in row-major order.
+def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = False) -> int:
+    """Write `<target>/<part>.parquet` for each part that has frames; returns their number. `is_nested`: an array is a
+    list of lists; otherwise one list in row-major order.
 
     One row per frame, in bounded row groups. Columns are those of the shards (`schema.py`) as plain Parquet types, a
     leaf's shape in the field's metadata; `next.<leaf>` is null where the following row of the same `traj_id` has it.
@@ -220,7 +215,7 @@ def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fa
     schema = dataset.description.schema
     arrow = _parquet_schema(dataset, is_nested=is_nested)
     rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
-    written = ended = 0
+    written = 0
     for part in dataset.parts():
         if not part.frames:
             continue
@@ -235,11 +230,8 @@ def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fa
                 columns += [_column(leaf, values, is_nested=is_nested).take(places) for leaf, values in following]
                 writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
                 written += len(frames)
-                ended += int(np.count_nonzero(frames.terminated | frames.truncated))
         draft.rename(target / f"{part.name}.parquet")
-    no_leaves = FrameSchema(observation=(), action=())
-    cut = sum(frames.is_cut for frames in dataset.iter_trajectories(schema=no_leaves))
-    return written, ended, cut
+    return written
 
 
 def _parquet_schema(dataset: StoredDataset, *, is_nested: bool) -> Any:

@@ -184,14 +184,11 @@ def _columns(schema: FrameSchema) -> dict[str, Leaf]:
     return {".".join(plain) if leaf.key == ("observation",) else column_name(leaf): leaf for leaf in leaves}
 
 
-def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> tuple[int, int, int]:
-    """Write a dataset into an empty folder; returns the numbers of frames, of episodes, and of cut episodes."""
+def write_lerobot(dataset: StoredDataset, target: Path, *, fps: int) -> int:
+    """Write a dataset into an empty folder; returns the number of frames."""
     writer = LeRobotWriter(dataset, target, fps=fps)
-    cut = episodes = 0
     for frames in dataset.iter_trajectories():
         writer.add(frames)
-        episodes += 1
-        cut += frames.is_cut
     writer.close()
     (target / "meta" / "cormorant.json").write_bytes(dataset.description.to_bytes())
-    return writer.frames, episodes, cut
+    return writer.frames

@@ -46,8 +46,9 @@ def test_minari_itself_reads_every_value(make_dice, stored, tmp_path, case):
     read = minari.MinariDataset(str(done.path))
     assert read.observation_space == dice.observation_space
     assert read.action_space == dice.action_space
-    assert (read.total_episodes, read.total_steps) == (len(left), dice.frames) == (done.episodes, done.frames)
-    assert done.cut == sum(frames.is_cut for frames in left.values()) > 0
+    assert (read.total_episodes, read.total_steps) == (len(left), dice.frames)
+    assert done.frames == dice.frames
+    assert any(frames.is_cut for frames in left.values())
     for episode in read.iterate_episodes():
         wanted = left.pop(int(episode.infos["traj_id"][0]))
         whole = map(np.concatenate, zip(wanted.observation, wanted.next_values, strict=False))
@@ -180,8 +181,7 @@ def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch
     info = json.loads((done.path / "meta" / "info.json").read_text())
     episodes = pq.read_table(done.path / "meta" / "episodes").to_pylist()
     trajectories = list(dataset.iter_trajectories())
-    assert (info["total_frames"], info["total_episodes"]) == (done.frames, done.episodes) == (72 // 2, len(episodes))
-    assert len(trajectories) == len(episodes)
+    assert (info["total_frames"], info["total_episodes"]) == (done.frames, len(episodes)) == (36, len(trajectories))
     for episode, frames in zip(episodes, trajectories, strict=True):
         place = {name: episode[f"data/{name}"] for name in ("chunk_index", "file_index")}
         table = pq.read_table(done.path / info["data_path"].format(**place))
@@ -277,13 +277,6 @@ def test_an_export_says_that_the_disk_is_full(make_dice, stored, tmp_path, to):
             export(uri, tmp_path / "out", to=to)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_formats_agree_on_what_was_cut(make_dice, stored, tmp_path):
-    """A trajectory that a later attempt of its worker went on with was not cut."""
-    uri = stored(make_dice(end_odds=0.05), parts=("cpu-0-0", "cpu-0-1")).uri
-    cut = {to: export(uri, tmp_path / to, to=to).cut for to in ("minari", "parquet", "lerobot", "huggingface")}
-    assert set(cut.values()) == {3}
 
 
 def test_an_export_overwrites_nothing(make_dice, stored, tmp_path):
