@@ -22,25 +22,9 @@ MEANINGLESS = (
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
 are carried for them in any case, and buffers are extended once per batch."""
 
-NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "cat_results": (None, "stack"),
-    "collector_class": (None,),
-    "compile_policy": (None, False),
-    "cudagraph_policy": (None, False),
-    "init_fn": (None,),
-    "interruptor": (None,),
-    "preemptive_threshold": (None, 1),
-    "reset_when_done": (True,),
-    "set_truncated": (False,),
-    "track_policy_version": (None, False),
-    "track_traj_ids": (True,),
-    "trajs_per_write": (None,),
-    "update_at_each_batch": (False,),
-    "weight_recv_schemes": (None, {}),
-    "weight_updater": (None,),
-    "worker_idx": (None,),
-}
-"""Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
+_DEFAULTS = {"cat_results": "stack", "preemptive_threshold": 1, "reset_when_done": True, "track_traj_ids": True}
+"""Arguments of TorchRL's collectors that have no meaning here, and their defaults. Others have one that is None, False
+or empty, and so says nothing."""
 
 _SCHEMES = ("MultiProcessWeightSyncScheme", "RayWeightSyncScheme", "SharedMemWeightSyncScheme")
 
@@ -155,7 +139,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     meant: dict[str, Any] = {
         name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
         for name, value in given.items()
-        if name not in MEANINGLESS and not any(value is one or value == one for one in NEUTRAL.get(name, ()))
+        if name in known or not _says_nothing(name, value)
     }
     if unknown := sorted(set(meant) - set(known)):
         raise TypeError(f"collectors have no argument {unknown[0]}={meant[unknown[0]]!r}; known: {', '.join(known)}")
@@ -165,6 +149,10 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     for name in ("device", "storing_device", "policy_device", "env_device"):
         devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
     return settings
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    return name in MEANINGLESS or value is None or (value == _DEFAULTS[name] if name in _DEFAULTS else not value)
 
 
 def _check(settings: CollectorSettings) -> None:

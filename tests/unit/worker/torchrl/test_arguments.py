@@ -167,6 +167,7 @@ def test_arguments_that_are_fine_or_mean_nothing_are_accepted() -> None:
     for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
         assert read_settings(given, num_collectors=2).replay_buffer is given["replay_buffer"]
     ignored = {"use_buffers": True, "no_cuda_sync": True, "extend_buffer": False, "auto_register_policy_transforms": 1}
+    ignored |= {"reset_when_done": True, "cat_results": "stack", "compile_policy": False, "weight_recv_schemes": {}}
     assert read_settings(ignored, num_collectors=1) == read_settings({}, num_collectors=1)
 
 
