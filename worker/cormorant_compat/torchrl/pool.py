@@ -27,7 +27,7 @@ from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import cast_to
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array, Arrays, OneHot, Space, leaf_spaces, leaves, put_nested
+from cormorant_worker.spaces import Array, Arrays, OneHot, leaf_spaces, leaves, put_nested
 
 if TYPE_CHECKING:
     from envpool.python.protocol import EnvPool
@@ -263,15 +263,6 @@ class MultiThreadedEnvWrapper(OfPool):
         self.num_workers = self.pool.num_envs
         self.batch_size = torch.Size([self.num_workers])
 
-    @property
-    def observation_space(self) -> Space:
-        """Space of one environment. With TorchRL installed, the class has specs instead."""
-        return self.pool.env.observation_space
-
-    @property
-    def action_space(self) -> Space:
-        return self.pool.env.action_space
-
     def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
         """Begin new episodes in all environments, or in those that `_reset` marks."""
         begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
@@ -304,13 +295,10 @@ class MultiThreadedEnvWrapper(OfPool):
         for _ in range(max_steps):
             acted = current.set("action", self.pool.draw()) if policy is None else policy(current)
             rows.append(self.step(acted))
-            following = rows[-1]["next"]
-            if break_when_any_done and bool(following["done"].any()):
+            done = rows[-1]["next", "done"]
+            if break_when_any_done and bool(done.any()):
                 break
-            kept = [key for key in following.keys() if key != "reward"]  # noqa: SIM118  # a TensorDict, not a dict
-            current = following.select(*kept).clone()
-            if bool(following["done"].any()):
-                current = self.reset(current.set("_reset", following["done"]))
+            current = self._with_flags(self.pool.begin(done))
         stacked: TensorDict = torch.stack(rows, dim=1)
         stacked.names = [None, "time"]
         return stacked
