@@ -56,7 +56,7 @@ class RayCollector(FleetCollector):
             post_collect_hook need batches here; others where this object is.
         weight_updater: an object whose `push_weights(policy_or_weights=, worker_ids=)` replaces publishing, or a
             factory of one. Its `register_collector(collector)` is called if it has one.
-        weight_sync_schemes: only a RayWeightSyncScheme for the policy is accepted, which is how weights travel anyway.
+        weight_sync_schemes: ignored; all weights are published in one way, with versions and receipts.
 
     Raises:
         ValueError, TypeError: invalid arguments; before anything starts.
@@ -85,11 +85,11 @@ class RayCollector(FleetCollector):
         weight_recv_schemes: Mapping[str, Any] | None = None,
         **kwargs: Unpack[CollectorKeywords],
     ) -> None:
+        del weight_sync_schemes
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
         count = count_collectors(create_env_fn, num_collectors)
         check_class(collector_class)
         given: dict[str, Any] = {"frames_per_batch": frames_per_batch, **kwargs}
-        given["weight_sync_schemes"] = weight_sync_schemes
         given, overrides = own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = remote_options(remote_configs, count)
         self._ray_options = ray_options(ray_init_config, self._remote)

@@ -12,7 +12,6 @@ import torch
 from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_worker.fleet.options import RayOptions
-from cormorant_worker.policy.actor import MAIN_MODEL
 from cormorant_worker.policy.exploration import ExplorationType
 
 MEANINGLESS = (
@@ -20,13 +19,11 @@ MEANINGLESS = (
     "return_same_td", "use_buffers", "use_env_creator", "weight_sync_schemes",
 )  # fmt: skip
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
-are carried for them in any case, and buffers are extended once per batch."""
+are carried for them in any case, buffers are extended once per batch, and weights travel in one way."""
 
 _DEFAULTS = {"cat_results": "stack", "preemptive_threshold": 1, "reset_when_done": True, "track_traj_ids": True}
 """Arguments of TorchRL's collectors that have no meaning here, and their defaults. Others have one that is None, False
 or empty, and so says nothing."""
-
-_SCHEMES = ("MultiProcessWeightSyncScheme", "RayWeightSyncScheme", "SharedMemWeightSyncScheme")
 
 Hook = Callable[..., Any]
 
@@ -129,12 +126,6 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     """Check keyword arguments. `is_remote`: policies may act on other machines, whose devices are not known here.
     Raises TypeError for an argument that collectors here do not have, and ValueError for an invalid value.
     """
-    schemes = {name: type(scheme).__name__ for name, scheme in (given.get("weight_sync_schemes") or {}).items()}
-    if schemes and (set(schemes) != {MAIN_MODEL} or schemes[MAIN_MODEL] not in _SCHEMES):
-        raise ValueError(
-            f"weight_sync_schemes {schemes} was given: weights reach collectors as the fleet publishes them, with a "
-            "version and a receipt; leave it out, and call update_policy_weights_"
-        )
     known = [field.name for field in fields(CollectorSettings)]
     meant: dict[str, Any] = {
         name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
