@@ -238,11 +238,6 @@ def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -
 
 # -- what only RayCollector has --------------------------------------------------------------------------------
 
-_CLASSES = (
-    "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",
-    "MultiSyncDataCollector", "MultiaSyncDataCollector", "SyncDataCollector", "aSyncDataCollector",
-)  # fmt: skip
-_CLASS_NAMES = ("single", "sync", "async")
 _COLLECTING = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 _SHARED = ("split_trajs", "postproc", "trust_policy")
 """Settings of all collectors."""
@@ -253,8 +248,8 @@ _ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus"
 
 def check_class(collector_class: Any) -> None:
     """TorchRL's `collector_class`: here each collector is one process that steps its environments together."""
-    name = collector_class if isinstance(collector_class, str) else getattr(collector_class, "__name__", "")
-    if collector_class is not None and name not in (*_CLASSES, *_CLASS_NAMES):
+    home = getattr(collector_class, "__module__", "").partition(".")[0]
+    if not isinstance(collector_class, str | None) and home not in ("torchrl", "cormorant_compat"):
         raise TypeError(
             f"collector_class {collector_class!r} is none of TorchRL's collectors; leave it out: each collector is a "
             "process that steps its environments together"
