@@ -24,7 +24,7 @@ from cormorant_worker.normalize import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames, decode, joined
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
-from cormorant_worker.sinks.shards import ShardLimits, ShardRecord, ShardWriter
+from cormorant_worker.sinks.shards import ShardRecord, ShardWriter
 from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore
 
 DESCRIPTION = "dataset.json"
@@ -91,17 +91,17 @@ class StoredDataset:
     def frames(self) -> int:
         return sum(part.frames for part in self.parts())
 
-    def writer(self, part: str, layout: Layout, *, limits: ShardLimits = ShardLimits()) -> ShardWriter:  # noqa: B008  # frozen
+    def writer(
+        self, part: str, layout: Layout, *, shard_bytes: int = 64 << 20, seal_after_s: float = 10.0
+    ) -> ShardWriter:
         """Begin the part of one worker attempt, `<group>-<index>-<attempt>`, never written before. Raises
         DatasetMismatch where the layout's leaves differ from the dataset's, DatasetError where the part exists or
         cannot be written.
         """
-        if not _PART.fullmatch(part):
-            raise DatasetError(f"{part!r} does not name a part; use <group>-<index>-<attempt>, for example cpu-0-0")
         schema = FrameSchema.of(layout)
         if schema != self.description.schema:
             _refuse(self.uri, self.description.differences(replace(self.description, schema=schema)))
-        return ShardWriter(self.store, part, layout, limits=limits)
+        return ShardWriter(self.store, part, layout, shard_bytes=shard_bytes, seal_after_s=seal_after_s)
 
     def durable_frames(self, name: str) -> int:
         """Number of frames of one part whose writer has ended or is lost, by its manifest; it adds no more to them.

@@ -33,16 +33,6 @@ from cormorant_worker.spaces import Array
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLimits:
-    """Limits of a shard, which is sealed with the first batch that reaches one of them."""
-
-    size_bytes: int = 64 << 20
-    """Bytes of frames before compression."""
-    seconds: float = 10.0
-    """Age of the shard, checked whenever a batch is appended."""
-
-
 @dataclass(slots=True)
 class _Open:
     """The open shard and the fields of its future manifest line."""
@@ -69,14 +59,18 @@ class ShardWriter:
         part: str,
         layout: Layout,
         *,
-        limits: ShardLimits,
+        shard_bytes: int,
+        seal_after_s: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Make the folder of a new part, for blocks of a layout, whose T may differ. Raises DatasetError."""
+        """Make the folder of a new part, for blocks of a layout, whose T may differ. A shard is sealed with the first
+        batch that brings it to `shard_bytes` before compression, or to the age of `seal_after_s`. Raises DatasetError.
+        """
         self.part = part
         self.durable_frames = 0
         """Frames that survive a crash of this process; it only grows."""
-        self._store, self._limits, self._clock = store, limits, clock
+        self._store, self._clock = store, clock
+        self._shard_bytes, self._seal_after_s = shard_bytes, seal_after_s
         self._schema = FrameSchema.of(layout)
         self._fingerprint = self._schema.fingerprint()
         self._frame_bytes = self._schema.frame_bytes()
@@ -133,8 +127,8 @@ class ShardWriter:
             done &= mask_TB
         shard.ends += int(np.count_nonzero(done))
         if (
-            shard.frames * self._frame_bytes >= self._limits.size_bytes
-            or self._clock() - shard.opened_at >= self._limits.seconds
+            shard.frames * self._frame_bytes >= self._shard_bytes
+            or self._clock() - shard.opened_at >= self._seal_after_s
         ):
             self._begin_seal()
 
@@ -196,7 +190,7 @@ class ShardWriter:
             raise DatasetError(self._failure)
         if self._sealing is not None:
             sealing, self._sealing = self._sealing, None
-            with self._explained(self._limits.size_bytes):
+            with self._explained(self._shard_bytes):
                 sealing.result()
 
     @contextmanager

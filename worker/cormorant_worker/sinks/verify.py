@@ -26,7 +26,6 @@ class Report:
     """Frames in sealed shards, as the manifests say."""
     size_bytes: int
     """Bytes of sealed shards, as the manifests say."""
-    ends: int
     problems: tuple[str, ...]
     """Problems found, one sentence each; empty for a valid dataset."""
 
@@ -61,7 +60,6 @@ def verify(uri: str) -> Report:
         shards=len(records),
         frames=sum(record.frames for record in records),
         size_bytes=sum(record.size_bytes for record in records),
-        ends=sum(record.ends for record in records),
         problems=tuple(problems),
     )
 

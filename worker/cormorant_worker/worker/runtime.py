@@ -401,12 +401,10 @@ def _open_sink(begin: messages.Begin, start: messages.Start, collector: Collecto
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.sinks.dataset import open_dataset
     from cormorant_worker.sinks.description import describe_job
-    from cormorant_worker.sinks.shards import ShardLimits
 
     observation, action = collector.spaces
     dataset = open_dataset(begin.dataset_uri, describe_job(start.job, layout, observation, action))
-    limits = ShardLimits(seconds=begin.seal_after_s)
-    return dataset.writer(part=start.place.attempt_name, layout=layout, limits=limits)
+    return dataset.writer(start.place.attempt_name, layout, seal_after_s=begin.seal_after_s)
 
 
 def forward_logs(uplink: Uplink) -> None:

@@ -12,7 +12,6 @@ from cormorant_testing.datasets import described
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset
-from cormorant_worker.sinks.shards import ShardLimits
 
 T, B = 16, 4
 
@@ -26,9 +25,7 @@ def main() -> None:
     folder, attempt = sys.argv[1], int(sys.argv[2])
     shard_bytes = int(sys.argv[3]) if len(sys.argv) > 3 else 5000
     layout, description = described(num_rows=T, num_envs=B)
-    writer = open_dataset(folder, description).writer(
-        f"cpu-0-{attempt}", layout, limits=ShardLimits(size_bytes=shard_bytes)
-    )
+    writer = open_dataset(folder, description).writer(f"cpu-0-{attempt}", layout, shard_bytes=shard_bytes)
     block = Block(layout)
     block.traj_ids[:] = attempt * B + np.arange(B)
     try:
