@@ -4,7 +4,6 @@ import contextlib
 import json
 import random
 import re
-import resource
 import subprocess
 import sys
 import time
@@ -97,17 +96,6 @@ def test_a_full_disk_is_told_and_sealed_shards_are_kept(small_disk, start, shard
     assert int(told[4]) > 0
     assert not [*(small_disk / "data").rglob("*.open")]
     assert report.frames > 5000 or shard_bytes > 1 << 20
-
-
-def test_a_file_size_limit_is_told(tmp_path, start):
-    def limit():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
-
-    worker = start(tmp_path, 0, 1 << 20, preexec_fn=limit)
-    *_, last = worker.communicate(timeout=60)[0].splitlines()
-    assert worker.returncode == 3
-    assert "cannot be written: File too large" in last
-    assert verify(str(tmp_path)).problems == ()
 
 
 def test_a_read_only_disk_is_told(small_disk):

@@ -4,7 +4,6 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, get_type_hints
@@ -24,7 +23,6 @@ from cormorant_compat.torchrl import (
     sync_sync_collector,
 )
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
-from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.collectors import make_collector_onpolicy
 from cormorant_compat.torchrl.plan import CollectionPlan, count_collectors, next_seed, share_out
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
@@ -192,14 +190,6 @@ def test_configs_have_torchrls_defaults_and_fields() -> None:
     assert (off.max_frames_per_traj, off.gamma) == (-1, 0.99)
     with pytest.raises(ValueError, match="num_workers 4 and env_per_collector 8"):
         make_collector_onpolicy(CountingEnv, None, OnPolicyCollectorConfig(num_workers=4, env_per_collector=8))
-
-
-def test_a_script_may_have_an_iterator_of_its_own() -> None:
-    class Own(FleetCollector):
-        def iterator(self) -> Iterator[TensorDict]:
-            yield TensorDict()
-
-    assert not next(iter(Own.__new__(Own))).keys()
 
 
 def test_policies_are_read_as_torchrl_reads_them() -> None:
