@@ -107,7 +107,6 @@ def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
         ready=stats.ready,
         idle_seconds=round(stats.spent_s["idle"], 3),
         worker_seconds=round(sum(stats.spent_s.values()), 3),
-        policy_call=stats.policy_call,
     )
 
 

@@ -122,8 +122,6 @@ class GroupReport(Answer):
     """Seconds in which its workers had no batch to collect, summed over all of them."""
     worker_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of all its workers."""
-    policy_call: str = ""
-    """How its newest worker calls the policy, and the cost of finding out; empty with `compile: off`."""
 
 
 class InferenceReport(Answer):

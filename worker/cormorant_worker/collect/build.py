@@ -64,7 +64,6 @@ def build_collector(
         weights = StagedWeights({})
         normalizer = make_normalizer(job, observation)
         num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
-        policy_call = ""
         if place.servers:
             greeting = Greeting(
                 name=place.attempt_name,
@@ -82,7 +81,7 @@ def build_collector(
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
-            actor, weights, policy_call = served.actor, served.weights, served.call
+            actor, weights = served.actor, served.weights
         _refuse_taken(actor, observation, action)
         _refuse_unwritten(spec.collection.bfloat16 or (), actor)
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
@@ -99,7 +98,7 @@ def build_collector(
         )
         config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
-        collector.num_threads, collector.policy_call = num_threads, policy_call
+        collector.num_threads = num_threads
         if isinstance(actor, AgentsActor):
             actor.playing = lambda: [versions for group in collector.env_groups for versions in group.hidden]
         if collector.layout(1).hides_reward:
@@ -199,18 +198,18 @@ def build_policy(
             return None
         models = in_dtype(models, policy.dtype, device)
         acting = PolicyActor(models, seen, action, device=device, num_rows=num_rows)
-        call, mode = "", policy.compile
+        mode = policy.compile
         if is_server and mode == "on":
             mode = "auto"  # torch.compile is for one number of rows
         if mode != "off" and not overrides.shares_policy:
             exploration = ExplorationType(policy.exploration_type)
-            call = compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration)
+            compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration)
     acting.normalizer = normalizer
     weights = StagedWeights(models.modules, normalizer)
     if uri := policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
         weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), statistics, where=f" in {uri}")
-    return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action, call=call)
+    return ServedPolicy(actor=acting, weights=weights, observation_space=observation, action_space=action)
 
 
 @contextmanager

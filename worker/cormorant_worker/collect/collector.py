@@ -119,8 +119,6 @@ class Collector:
         """Chooses actions after the random frames."""
         self.num_threads: int = 0
         """EnvPool threads of each EnvGroup; 0 without EnvPool."""
-        self.policy_call: str = ""
-        """How the policy is called, after trials; empty without `policy.compile`."""
         self.warmup = warmup
         self.first_frames = FirstFrames(warmup, actor, weights, config.init_random_frames, random_outputs)
         self._config = config

@@ -173,8 +173,6 @@ class WorkerHandle:
     version: PolicyVersion = INITIAL_VERSION
     cached_version: PolicyVersion = INITIAL_VERSION
     """Version of the newest weights that its pod kept from an earlier head, until they are fetched."""
-    policy_call: str = ""
-    """How it calls the policy, and the cost of finding out; empty: unchanged."""
     landed_frames: int = 0
     durable_frames: int = 0
     pod_ends: bool = False

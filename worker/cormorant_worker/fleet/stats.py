@@ -56,8 +56,6 @@ class GroupStats:
     restarts: Counter[RestartReason] = field(default_factory=Counter)
     """Workers replaced so far, by reason."""
     env_restarts: int = 0
-    policy_call: str = ""
-    """How its newest worker calls the policy, and the cost of finding out; empty with `compile: off`."""
 
     @property
     def ready(self) -> int:
@@ -194,9 +192,7 @@ class FleetCounters:
         self.groups[group].alive += 1
 
     def put_to_work(self, handle: WorkerHandle) -> None:
-        books = self.groups[handle.slot.group]
-        books.versions[handle.version] += 1
-        books.policy_call = handle.policy_call
+        self.groups[handle.slot.group].versions[handle.version] += 1
 
     def applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
         """Count that a worker changes its version. Called before the handle is updated."""

@@ -79,8 +79,6 @@ class ServedPolicy:
     weights: StagedWeights
     observation_space: Space
     action_space: Space
-    call: str = ""
-    """How it is called, and the cost of finding out; empty with `compile: off`."""
 
 
 class InferenceServer:

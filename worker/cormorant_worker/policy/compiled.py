@@ -66,13 +66,12 @@ class _Within:
 
 
 def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType) -> str:
-    """Replace an actor's policy call by the first correct candidate. Returns its description for the job's status.
+    """Replace an actor's policy call by the first correct candidate. Returns its name, "eager" if none is.
     `num_rows`: observations in one call, as the environments will request.
     """
     began = time.perf_counter()
     eager, chosen = actor.models.acting, "eager"
     obs = [_observations(space, num_rows, seed) for seed in range(_CHECKS)]
-    refused: dict[str, str] = {}
     with _undisturbed(actor), torch.no_grad(), exploring(exploration):
         expected = _outcomes(actor, obs)
         for name, make in _candidates(actor, mode, num_rows):
@@ -84,14 +83,12 @@ def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int
             if not reason:
                 chosen = name
                 break
-            refused[name] = reason
             log.warning("policy_not_compiled", candidate=name, reason=reason)
             actor.models = replace(actor.models, acting=eager)
     actor.is_recorded = chosen != "torch.compile"  # which has graphs of its own
     seconds = time.perf_counter() - began
     log.info("policy_compiled", chosen=chosen, num_rows=num_rows, startup_seconds=round(seconds, 2))
-    why = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
-    return f"{chosen}{f' ({why})' if why else ''}; tried for {seconds:.1f} s"
+    return chosen
 
 
 def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple[str, Callable[[], Acting]]]:

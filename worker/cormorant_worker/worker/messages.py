@@ -48,8 +48,6 @@ class Ready:
     """Frames that the pod's previous head had counted as settled."""
     statistics: Statistics | None = None
     """Statistics of the initial weights; None unless the manifest normalizes."""
-    policy_call: str = ""
-    """See `ServedPolicy.call`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +71,6 @@ class ServerReady:
 
     kept_version: int = 0
     """The newest weights that this server's pod kept from an earlier head; 0: none."""
-    policy_call: str = ""
-    """See `ServedPolicy.call`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -187,7 +187,6 @@ class WorkerRuntime(Runtime):
                 kept_version=self._kept.version,
                 kept_settled=self._kept.settled,
                 statistics=None if self.collector.moments is None else self.collector.moments.initial,
-                policy_call=self.collector.policy_call,
             )
         )
         begin = self._uplink.recv()

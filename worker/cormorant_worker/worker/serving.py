@@ -115,7 +115,7 @@ class ServerRuntime(Runtime):
         self._weights = policy.weights
         self._is_ready.set()
         self._heartbeat.enter(Phase.WAITING)
-        self._uplink.send(messages.ServerReady(kept_version=self._kept.version, policy_call=policy.call))
+        self._uplink.send(messages.ServerReady(kept_version=self._kept.version))
         return policy
 
     def _tell(self, server: InferenceServer) -> None:

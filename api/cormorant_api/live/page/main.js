@@ -176,7 +176,6 @@ function showPhase(name, text) {
 function showTiles(status) {
   const { frames, episodes, weights: fresh, groups, queue } = status;
   const lag = fresh.version - fresh.min_applied_version;
-  const calls = groups.filter((group) => group.policy_call).map((group) => `; ${group.name}: ${group.policy_call}`);
   const [ready, desired] = groups.reduce((sum, group) => [sum[0] + group.ready, sum[1] + group.desired], [0, 0]);
   const texts = {
     fps: count(endState ? meanOf(status) : isStill(status) ? 0 : frames.per_second),
@@ -187,7 +186,7 @@ function showTiles(status) {
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
     version: `${fresh.version}`,
-    lag: (lag ? `the slowest worker is ${lag} behind` : "applied by all workers") + calls.join(""),
+    lag: lag ? `the slowest worker is ${lag} behind` : "applied by all workers",
     "worker-count": `${ready} of ${desired}`,
     restarts: status.restarts ? `${count(status.restarts)} restarted` : "",
     queue: `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}`,

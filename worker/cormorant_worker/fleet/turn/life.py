@@ -157,7 +157,7 @@ class SlotLife:
         core, slot = self._core, handle.slot
         # From here on it is held to the hang limit, which its start may exceed.
         handle.last_progress = core.hang_detector.lived_s
-        handle.cached_version, handle.policy_call = PolicyVersion(ready.kept_version), ready.policy_call
+        handle.cached_version = PolicyVersion(ready.kept_version)
         if slot.state is not SlotState.BUILDING:
             return  # it was told to finish, or will be
         core.slots.move(slot, SlotState.READY)
@@ -183,7 +183,7 @@ class SlotLife:
         core.counters.put_to_work(handle)
         if not slot.is_server:
             core.scheduler.may_collect(slot.key, holds=0)
-        core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
+        core.events.note("worker_ready", worker=handle.name, version=handle.version)
         if reply.error:
             core.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))
 
