@@ -253,11 +253,14 @@ def test_exactly_n_episodes_in_fixed_shares(
 
 
 @pytest.mark.parametrize(("length", "ended", "frames"), [(10**9, 0, 100), (5, 1, 9)])
-def test_episodes_that_end_too_late_are_an_error(length: int, ended: int, frames: int) -> None:
+def test_episodes_that_end_too_late_are_an_error(
+    length: int, ended: int, frames: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_worker.collect.collector._LONGEST_SHARE", frames)
     collector = make_collector(num_envs=2, lengths=length)
-    sentence = rf"environment 0 has ended {ended} of 2 episodes in {frames} frames; set .*, or .* max_frames_per_env"
+    sentence = rf"environment 0 has ended {ended} of 2 episodes in {frames} frames; set "
     with pytest.raises(EnvError, match=sentence):
-        collector.collect(num_episodes=3, max_frames_per_env=frames)
+        collector.collect(num_episodes=3)
 
 
 # At step 65 it comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.

@@ -161,8 +161,6 @@ class Collector(Generic[Stats]):
         no_grad: bool = True,
         reset_before_collect: bool = False,
         gym_reset_kwargs: dict[str, Any] | None = None,
-        *,
-        max_frames_per_env: int = 10_000_000,
     ) -> CollectStats:
         """Collect exactly `n_step` frames, or exactly `n_episode` whole episodes, and store them. After a call that
         raised while it stepped, the next one begins new episodes.
@@ -175,7 +173,6 @@ class Collector(Generic[Stats]):
             random, render, no_grad, reset_before_collect: as in Tianshou. Stored values are always detached.
             gym_reset_kwargs: for resets in this call; `seed` with `reset_before_collect` only, for that reset alone,
                 spread over the environments.
-            max_frames_per_env: frames in which an environment must have played its share of the episodes.
 
         Raises:
             ValueError: both or neither of n_step and n_episode, a number out of range, a buffer that is too small, a
@@ -203,7 +200,7 @@ class Collector(Generic[Stats]):
         self._actor.keeps_grad = not no_grad
         self._engine.first_frames.left = _NEVER if random or self.policy is None else 0
         with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
-            stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0, max_frames_per_env)
+            stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0)
         self._was_cut_short = False
         stats.collect_time = max(time.perf_counter() - began, 1e-9)
         stats.collect_speed = stats.n_collected_steps / stats.collect_time
@@ -292,13 +289,13 @@ class Collector(Generic[Stats]):
             left -= count
         return _stats_of(ended, steps)
 
-    def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
+    def _episodes(self, n_episode: int) -> CollectStats:
         if self._is_open.any():
             self._engine.restart()
             self._forget()
         made, steps = [], 0
         chunks: list[tuple[TensorDict, Array]] = []
-        for block in self._engine.play_episodes(n_episode, max_frames=max_frames):
+        for block in self._engine.play_episodes(n_episode):
             made.append(self._count(block))
             steps += int(block.lengths.sum())
             if self._wants_batches:

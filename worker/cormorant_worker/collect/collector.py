@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 _EPISODE_ROWS = 64
 """Rows of the block in which whole episodes are played."""
+_LONGEST_SHARE = 10_000_000
+"""Most frames that one environment may take for its share of whole episodes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +218,6 @@ class Collector:
         *,
         num_steps: int | None = None,
         num_episodes: int | None = None,
-        max_frames_per_env: int = 10_000_000,
         device: torch.device | str | None = None,
     ) -> "TensorDict":
         """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
@@ -229,7 +230,6 @@ class Collector:
         Args:
             num_steps: frames; give exactly one of num_steps and num_episodes.
             num_episodes: episodes.
-            max_frames_per_env: most frames that one environment may take for its share of the episodes.
             device: where the batch shall be; None: on the CPU. Frames that were made on that device stay there.
 
         Returns:
@@ -238,7 +238,7 @@ class Collector:
 
         Raises:
             ValueError: neither or both of num_steps and num_episodes.
-            EnvError: episodes that do not end.
+            EnvError: an environment did not end its episodes within 10,000,000 frames.
         """
         # Worker processes hand over blocks and never get here: importing tensordict takes seconds.
         from cormorant_postproc import split_trajectories
@@ -252,7 +252,7 @@ class Collector:
         if num_steps is None:
             assert num_episodes is not None
             self.restart()
-            blocks = self.play_episodes(num_episodes, max_frames=max_frames_per_env)
+            blocks = self.play_episodes(num_episodes)
             played: TensorDict = torch.cat([with_mask(to_tensordict(block, copy=True)) for block in blocks], dim=1)
             lost = torch.tensor(sorted(self.trajectories.lost), dtype=torch.int64)
             played["collector", "mask"] &= ~torch.isin(played["collector", "traj_ids"], lost)
@@ -333,7 +333,7 @@ class Collector:
             self.statistics.merge(moments)
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
-    def play_episodes(self, num_episodes: int, *, max_frames: int) -> Iterator[Block]:
+    def play_episodes(self, num_episodes: int) -> Iterator[Block]:
         """Play exactly `num_episodes` whole episodes, without favoring short ones. All blocks use the same memory.
 
         Stopping as soon as n episodes have ended would favor short ones. Instead every environment has a share (n // B,
@@ -342,13 +342,12 @@ class Collector:
 
         Args:
             num_episodes: number of episodes over all environments.
-            max_frames: most frames that one environment may take for its share.
 
         Yields:
             A complete block, valid until the next one.
 
         Raises:
-            EnvError: an environment did not end its episodes within `max_frames`.
+            EnvError: an environment did not end its episodes within 10,000,000 frames.
         """
         ids, lost = self.trajectories.ids, self.trajectories.lost
         lost.clear()
@@ -368,12 +367,12 @@ class Collector:
 
         block = Block(self.layout(_EPISODE_ROWS))
         while (left > 0).any():
-            for late in np.flatnonzero((left > 0) & (frames >= max_frames)):
+            for late in np.flatnonzero((left > 0) & (frames >= _LONGEST_SHARE)):
                 raise EnvError(
                     f"environment {late} has ended {share[late] - left[late]} of {share[late]} episodes in "
-                    f"{max_frames:,} frames; set spec.env.maxEpisodeSteps, or allow more with max_frames_per_env"
+                    f"{_LONGEST_SHARE:,} frames; set spec.env.maxEpisodeSteps"
                 )
-            quota = np.where(left > 0, np.minimum(_EPISODE_ROWS, max_frames - frames), 0)
+            quota = np.where(left > 0, np.minimum(_EPISODE_ROWS, _LONGEST_SHARE - frames), 0)
             missing[:], before[:] = left, ids
             for env_group in self.env_groups:
                 # Episodes of asynchronous environments may have ended ahead of what was handed over.
