@@ -62,7 +62,6 @@ def open_fleet(
     seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
     info: Sequence[str | Mapping[str, Any]] | None = None,
-    name: str | None = None,
     workers: int | None = None,
     device: str | None = None,
     storing_device: str | None = None,
@@ -86,7 +85,8 @@ def open_fleet(
 
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder is put on the import path, so
-            that entrypoints find modules beside it. Cannot be combined with `env` and the arguments down to `info`.
+            that entrypoints find modules beside it. Of a file with several jobs, pass `load_job(path, name=...)`.
+            Cannot be combined with `env` and the arguments down to `info`.
         env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
             `spec.env` of a manifest, which has `numEnvs` and `vectorization` of its own.
         policy: a TensorDictModule, a torch module, a callable on observations, "package.module:factory", or a mapping
@@ -108,7 +108,6 @@ def open_fleet(
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
             A field that is also given as an argument is refused.
         info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
-        name: metadata.name of the job, for files with several; only with a manifest.
         workers: worker processes; None: the manifest's number, at most one per CPU.
         device: torch device of the policies; None: "cuda" in gpu worker groups, "cpu" elsewhere.
         storing_device: torch device on which batches are handed out; None: "cpu".
@@ -130,7 +129,7 @@ def open_fleet(
         StateError: the file to resume from cannot be read, or is of another job.
     """
     job, overrides = describe_job(
-        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+        manifest, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         workers=1 if workers is None else workers, frames_per_batch=frames_per_batch, total_frames=total_frames,
         init_random_frames=init_random_frames, on_policy=on_policy, mode=mode, vectorization_mode=vectorization_mode,
         seed=seed, collection=collection, info=info,
@@ -187,7 +186,6 @@ def make_collector(
     seed: int | None = None,
     collection: Mapping[str, Any] | None = None,
     info: Sequence[str | Mapping[str, Any]] | None = None,
-    name: str | None = None,
     device: str | None = None,
 ) -> "Collector":
     """Build one collector in this process: no workers, no queue, no dataset.
@@ -209,7 +207,6 @@ def make_collector(
         seed: seed of the collector; None: 0.
         collection: further fields of `spec.collection`.
         info: as in `open_fleet`.
-        name: metadata.name of the job, for files with several.
         device: torch device of the policy; None: "cpu".
 
     Raises:
@@ -221,7 +218,7 @@ def make_collector(
     from cormorant_worker.envs.kinds import check_env
 
     job, overrides = describe_job(
-        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+        manifest, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization_mode=vectorization_mode, usual_vectorization="inline", seed=seed, collection=collection,
         info=info,
     )  # fmt: skip
@@ -240,7 +237,7 @@ def engine_of(options: "RayOptions | None") -> "Engine | None":
 
 
 def describe_job(
-    manifest: Manifest | None, name: str | None, env: EnvChoice | None, **given: Any
+    manifest: Manifest | None, env: EnvChoice | None, **given: Any
 ) -> tuple[CollectorJob, WorkerOverrides]:
     """The job of a manifest or a script, and the script's objects. `given`: fields of `Scripted`. Raises ManifestError
     where neither or both are given, or the given one is refused.
@@ -248,8 +245,6 @@ def describe_job(
     if env is not None:
         if manifest is not None:
             raise ManifestError("manifest and env exclude each other; the manifest names its own environment")
-        if name is not None:
-            raise ManifestError(f'name "{name}" chooses a job of a manifest, and env was given; leave name out')
         scripted = Scripted(env=env, **given)
         return scripted.job(), scripted.overrides()
     if manifest is None:
@@ -260,7 +255,7 @@ def describe_job(
     changed = [name for name in given if name not in _ALSO_WITH_MANIFESTS and given[name] != getattr(plain, name)]
     if changed:
         raise ManifestError(f"{', '.join(changed)} cannot be combined with a manifest; set them there")
-    return load_job(manifest, name=name), NO_OVERRIDES
+    return load_job(manifest), NO_OVERRIDES
 
 
 def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:

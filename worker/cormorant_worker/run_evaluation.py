@@ -51,7 +51,6 @@ def evaluate(
     deterministic: bool | None = None,
     workers: int | None = None,
     directory: str | Path | None = None,
-    name: str | None = None,
     device: str | None = None,
     engine: "RayOptions | None" = None,
     look: Callable[[Stats], None] = lambda stats: None,
@@ -84,7 +83,6 @@ def evaluate(
         directory: keeps every episode's result from the moment it ends, so that the same call continues after a kill.
             A path or any fsspec URI; None: a temporary folder. With `env`, a call continues from the results of calls
             whose environment and policy are pickled to the same bytes.
-        name: metadata.name of the job, for files with several.
         device: torch device of the policy; None: as in the worker groups.
         engine: as in `open_fleet`. Workers on other machines need a `directory` that all can write.
         look: called about five times a second with statistics; their `frames` count episodes.
@@ -103,11 +101,9 @@ def evaluate(
     kept = nullcontext(str(directory)) if directory else tempfile.TemporaryDirectory(prefix="cormorant-evaluation-")
     with kept as folder, _weights_files(weights) as uris:
         described, overrides = describe_job(
-            manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+            manifest, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
             vectorization_mode=vectorization_mode, collection=collection, info=info,
         )  # fmt: skip
-        if unread := sorted({*(collection or {})} - _KEPT):
-            raise ManifestError(f"collection has {', '.join(unread)}, which an evaluation does not read; leave it out")
         objects = b""
         if overrides is NO_OVERRIDES:
             refuse_unknown_names(described, is_this_machine=engine is None)

@@ -29,10 +29,6 @@ MANIFEST = collector_job(
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (
-            lambda: cormorant.evaluate(env="CartPole-v1", episodes=1, collection={"mode": "sync"}),
-            "collection has mode, which an evaluation does not read",
-        ),
         (lambda: cormorant.connect("http://h:1", token="t", token_file="f"), "token and token_file both give a token"),
         (lambda: cormorant.connect("http://h:1", ca_file="f"), "ca_file, .*https, .* address is http://h:1"),
     ],
@@ -124,8 +120,6 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
             "seed=0 .* collection, which says it as seed; leave seed out",
         ),
         ({"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": "4"}}}, "numEnvs"),
-        ({"env": "CartPole-v1", "name": "mine"}, 'name "mine" chooses a job of a manifest.*env was given'),
-        ({"manifest": MANIFEST, "name": "mine"}, 'the manifest holds no CollectorJob named "mine"; it has pole'),
         ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
         ({"env": gymnasium.make_vec("CartPole-v1", num_envs=2)}, "env is a CartPoleVectorEnv; .*num_envs that makes"),
         ({"env": "envpool:CartPole-v1", "vectorization_mode": "inline"}, f"envpool {STEPS}"),
