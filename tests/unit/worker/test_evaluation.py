@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from pydantic.alias_generators import to_camel
 from safetensors.torch import load_file, save_file
 
 from cormorant.policies import mlp
-from cormorant_contract.base import Contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.envs import CountingEnv
@@ -28,7 +26,6 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvCrashed, EnvError, EvaluationError, ManifestError, NonfiniteWeights, PolicyError
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.evaluation.results import (
-    _CHANGES_NO_NUMBER,
     EpisodeBook,
     PlayedEpisode,
     ResultFolder,
@@ -260,17 +257,6 @@ def test_what_changes_a_number_needs_another_folder(tmp_path: Path, path: str, v
 def test_what_changes_no_number_keeps_the_folder(tmp_path: Path, path: str, value: Any) -> None:
     EpisodeBook(subject_job(tmp_path))
     EpisodeBook(subject_job(tmp_path, **{path: value}))
-
-
-def test_fields_without_a_number_exist_in_the_spec() -> None:
-    job = subject_job(Path("/results")).spec
-    for path in _CHANGES_NO_NUMBER:
-        model: Any = type(job)
-        for name in path.split("."):
-            fields = {field.alias or to_camel(key): field for key, field in model.model_fields.items()}
-            assert name in fields, path
-            kinds = (fields[name].annotation, *get_args(fields[name].annotation))
-            model = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Contract)), None)
 
 
 def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:

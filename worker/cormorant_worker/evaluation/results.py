@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import fsspec
-from pydantic.alias_generators import to_camel
 
 from cormorant_contract.disk import write_durably
 from cormorant_contract.env import KINDS
@@ -367,38 +366,24 @@ class EpisodeBook:
         return table
 
 
-_CHANGES_NO_NUMBER = (
-    # How fast environments step, and when one counts as hung.
-    *(f"env.{kind}.{to_camel(name)}" for kind, block in KINDS.items() for name in block.tuning),
-    "env.recycle",
-    # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
-    *(f"policy.{name}" for name in ("initialWeights", "allowNonfinite", "compile")),
-    # An episode is stored under its checkpoint, task, seed and options.
-    *(f"collection.episodes.{name}" for name in ("count", "seeds", "resetOptions", "perTask", "checkpoints")),
-    "collection.seed",
-    # Collecting, delivering and post-processing frames.
-    *(f"collection.{name}" for name in ("mode", "framesPerBatch", "totalFrames", "initRandomFrames", "bfloat16")),
-    *(f"collection.{name}" for name in ("maxFramesPerTrajectory", "resetAtEachBatch", "splitTrajectories")),
-    *(f"collection.{name}" for name in ("multiStep", "preemptiveThreshold", "weights", "normalize.reward")),
-    # Pods and the job's life. Of worker groups the device counts.
-    *("output", "head", "workerGroups", "inference", "elasticGroup", "replicas"),
-    *("suspend", "paused", "runPolicy", "managedBy"),
-)
-"""Fields of the spec that change no number of an episode."""
-
-
 def subject_of(job: CollectorJob) -> dict[str, Any]:
-    """Settings that determine an episode's numbers besides its seed, as JSON. New fields of the spec count."""
+    """Settings that determine an episode's numbers besides its seed, as JSON. New fields of env and policy count."""
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None
     uris = episodes.checkpoints or ([spec.policy.initial_weights] if spec.policy.initial_weights else [])
-    subject: dict[str, Any] = spec.to_document()
-    for path in _CHANGES_NO_NUMBER:
-        *blocks, name = path.split(".")
-        parent: Any = subject
-        for block in blocks:
-            parent = parent.get(block, {})
-        parent.pop(name, None)
+    document = spec.to_document()
+    env, policy, collection = document["env"], document["policy"], document["collection"]
+    kind = next(kind for kind in KINDS if kind in env)
+    env[kind] = spec.env.block.identity()
+    env.pop("recycle", None)
+    # Weights count by their digests. An evaluation calls the policy as it is written, whatever compile says.
+    for name in ("initialWeights", "allowNonfinite", "compile"):
+        policy.pop(name, None)
+    collection = {name: value for name, value in collection.items() if name in ("episodeMetrics", "normalize")}
+    collection.get("normalize", {}).pop("reward", None)
+    collection["episodes"] = {"deterministic": episodes.deterministic}
+    subject: dict[str, Any] = {name: document[name] for name in ("env", "policy", "code", "image") if name in document}
+    subject["collection"] = collection
     devices = sorted({group.device for group in spec.worker_groups if not group.serves})
     digests = []
     for uri in uris:
