@@ -11,8 +11,9 @@ import structlog
 
 log = structlog.get_logger()
 
-_MOST_BYTES = 4000
-"""Kubernetes keeps the last 4096 of a termination message: a longer one would lose the count at its beginning."""
+_LONGEST_REASON = 650
+"""Kubernetes keeps the last 4096 bytes of a termination message, and would drop the count at its beginning. A character
+has at most six bytes in JSON."""
 
 
 class PodFile(Enum):
@@ -56,15 +57,9 @@ def report_blocked(reason: str) -> None:
 
 
 def termination_message(frames: int, reason: str = "") -> bytes:
-    """Encode a message, `{"frames": 1000, "reason": "..."}`, with as much of the reason as Kubernetes keeps."""
-    reason = reason[:_MOST_BYTES]
-    while True:
-        words = {"frames": frames} | ({"reason": reason} if reason else {})
-        text = json.dumps(words, ensure_ascii=False).encode(errors="replace")
-        if len(text) <= _MOST_BYTES:
-            return text
-        # A character has at most six bytes in JSON.
-        reason = reason[: -((len(text) - _MOST_BYTES + 5) // 6)]
+    """Encode a message, `{"frames": 1000, "reason": "..."}`."""
+    words = {"frames": frames} | ({"reason": reason[:_LONGEST_REASON]} if reason else {})
+    return json.dumps(words, ensure_ascii=False).encode(errors="replace")
 
 
 def explain_end(path: Path | None, reason: str, *, frames: int | None = None) -> None:
@@ -90,6 +85,6 @@ def write_sentence(path: Path | None, reason: str) -> None:
     if path is None:
         return
     try:
-        path.write_bytes(reason.encode(errors="replace")[:_MOST_BYTES])
+        path.write_bytes(reason[:_LONGEST_REASON].encode(errors="replace"))
     except OSError as error:
         log.warning("last_words_not_written", reason=f"cannot use {path}: {error}")

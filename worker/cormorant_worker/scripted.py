@@ -14,7 +14,7 @@ from cormorant_contract.env import KINDS
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.envs.gymnasium_env import form_of, makes_vector, needed_arguments
+from cormorant_worker.envs.gymnasium_env import form_of, makes_vector
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 
 
@@ -161,8 +161,6 @@ class Scripted:
 
     @property
     def _num_envs(self) -> int:
-        if self.num_envs is None and isinstance(self.env, partial):
-            return int(self.env.keywords.get("num_envs", _DEFAULT_ENVS))
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
     def _check(self) -> None:
@@ -179,33 +177,19 @@ class Scripted:
                 raise ManifestError(
                     f"{name}={value!r} cannot be combined with {where}, which says it as {key}; leave {name} out"
                 )
-        if self.on_policy and "async" in (self.mode, (self.collection or {}).get("mode")):
-            raise ManifestError(
-                'on_policy collects rounds of all workers, and mode is "async"; leave mode out, or on_policy'
-            )
-        if self.on_policy and "weights" in (self.collection or {}):
-            raise ManifestError("on_policy sets collection.weights, and collection has weights, too; pass one of them")
+        modes = {self.mode, (self.collection or {}).get("mode")}
+        if self.on_policy and ("async" in modes or "weights" in (self.collection or {})):
+            raise ManifestError("on_policy sets mode and collection.weights; leave them out, or on_policy")
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
-            )
-        if isinstance(self.policy, type):
-            raise ManifestError(
-                f"policy is the class {self.policy.__name__}; pass an instance, or policy_factory= and a function of "
-                "(observation_space, action_space) that makes one in each worker"
             )
         if self._kind in ("vector", "jax"):
             return
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
-                f"env is a {type(self.env).__name__}; pass a class or a function without arguments that makes one "
-                "environment, a function with the argument num_envs that makes a vector environment, "
-                'a gymnasium id such as "CartPole-v1", or a task such as "envpool:Pong-v5"'
-            )
-        if callable(self.env) and (needed := needed_arguments(self.env)):
-            raise ManifestError(
-                f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
-                f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
+                f"env is a {type(self.env).__name__}; pass a class or function that makes one environment, a function "
+                'of num_envs that makes a vector environment, or an id such as "CartPole-v1" or "envpool:Pong-v5"'
             )
 
 

@@ -82,20 +82,11 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         raise EnvBuildError(
             f"the space {space} at {'.'.join(prefix) or 'its root'} has no values; wrap the environment to remove it"
         )
-    remedy = next((do for kind, do in _WRAP.items() if isinstance(space, kind)), "make it one of those that are stored")
     raise EnvBuildError(
         f"the space {space}{' at ' if prefix else ''}{'.'.join(prefix)} has no fixed shape; "
-        "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment "
-        f"(for example in gymnasium.wrappers.TransformObservation) to {remedy}"
+        "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment (for example in "
+        "gymnasium.wrappers.TransformObservation) to encode it as one of them, padded to a fixed length"
     )
-
-
-_WRAP: dict[type[Space], str] = {
-    gymnasium.spaces.Text: "encode the text as a MultiDiscrete of token ids",
-    gymnasium.spaces.Sequence: "pad the sequence to a fixed length, beside a MultiBinary that marks its items",
-    gymnasium.spaces.Graph: "pad nodes and edges to Boxes of a fixed size, beside a MultiBinary that marks them",
-    gymnasium.spaces.OneOf: "make it a Tuple of a Discrete for the choice and all of its parts",
-}
 
 
 def leaf_spaces(space: Space) -> tuple[Space, ...]:

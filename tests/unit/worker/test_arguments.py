@@ -62,10 +62,6 @@ POOL = {"envpool": {"taskId": "CartPole-v1"}}
 GYM = {"gymnasium": {"id": "CartPole-v1"}}
 
 
-def needs_two(first: int, second: int) -> gymnasium.Env:
-    raise AssertionError("never called")
-
-
 STEPS = "environments step themselves; leave it out"
 
 
@@ -98,12 +94,10 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
         ({"manifest": "job.yaml", "env": "CartPole-v1"}, "manifest and env exclude each other"),
         ({"manifest": {}, "num_envs": 4, "seed": 3}, "num_envs, seed cannot be combined with a manifest"),
         ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; pass a class or a function"),
-        ({"env": needs_two}, r"env needs arguments \(first, second\).*env=lambda: needs_two\(first=...\)"),
-        ({"env": make_cartpole, "policy": dict}, "policy is the class dict; pass an instance"),
-        ({"env": make_cartpole, "on_policy": True, "mode": "async"}, "on_policy collects rounds of all workers"),
+        ({"env": make_cartpole, "on_policy": True, "mode": "async"}, "on_policy sets mode and collection.weights"),
         (
             {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},
-            "on_policy sets collection.weights, and collection has weights, too",
+            "on_policy sets mode and collection.weights; leave them out",
         ),
         ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory exclude each other"),
         ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),

@@ -269,13 +269,9 @@ class BatchMoments:
             frames = values.reshape(-1, *values.shape[2:]) if kept is None else values[kept]
             moments[name] = found = RunningMoments.of(frames, clip=clip)
             if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
-                inside = np.ones(values.shape[:2], dtype=np.bool_) if kept is None else kept
-                bad = ~np.isfinite(values.reshape(*values.shape[:2], -1)).all(axis=2) & inside
-                row, column = (int(i[0]) for i in np.nonzero(bad)) if bad.any() else (0, 0)
                 raise EnvError(
-                    f"environment {column} returned {name} {values[row, column].ravel()[:8].tolist()} at step {row} of "
-                    "a batch; statistics cannot hold it: correct the environment, or name the other leaves in "
-                    "spec.collection.normalize.observation.keys"
+                    f"an environment returned {name} that is not finite, or too large for statistics; correct the "
+                    "environment, or name the other leaves in spec.collection.normalize.observation.keys"
                 )
         return Statistics(moments)
 

@@ -123,23 +123,13 @@ def form_of(env: Any) -> str:
 
 
 def makes_vector(env: Any) -> bool:
-    """True for a function or a VectorEnv class that takes `num_envs` by name and needs no other argument."""
+    """True for a function or a VectorEnv class that takes `num_envs` by name."""
     if not callable(env) or (isinstance(env, type) and issubclass(env, gymnasium.Env)):
         return False
-    return "num_envs" in _parameters(env) and set(needed_arguments(env)) <= {"num_envs"}
-
-
-def needed_arguments(maker: Callable[..., Any]) -> list[str]:
-    return [name for name, parameter in _parameters(maker).items() if parameter.default is parameter.empty]
-
-
-def _parameters(maker: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     try:
-        parameters = inspect.signature(maker).parameters
+        return "num_envs" in inspect.signature(env).parameters
     except (TypeError, ValueError):  # some builtins have none
-        return {}
-    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    return {name: parameter for name, parameter in parameters.items() if parameter.kind not in fixed}
+        return False
 
 
 class MadeEnvs(EnvSource):
