@@ -97,14 +97,14 @@ def row() -> None:
         return found
 
     torch.set_num_threads(1)
-    listeners = listen()
+    listener = listen()
     if not (child := os.fork()):
-        server = InferenceServer(listeners, build, Gathering(max_wait_s=0.0))
+        server = InferenceServer(listener, build, Gathering(max_wait_s=0.0))
         while True:
             server.turn(torch.inference_mode)
     try:
         greeting = Greeting(name="w", observation_space=spaces[0], action_space=spaces[1], rows=64, num_slots=1)
-        remote, local = RemoteActor(AssignedServers([listeners.address]), greeting), build(*spaces, 64).actor
+        remote, local = RemoteActor(AssignedServers([listener.address]), greeting), build(*spaces, 64).actor
         obs, is_init = (np.zeros((64, 4), np.float32),), np.zeros(64, np.bool_)
         best = {"remote": np.inf, "local": np.inf}
         with torch.inference_mode():

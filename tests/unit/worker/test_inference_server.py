@@ -18,7 +18,7 @@ from cormorant_worker.inference.connections import (
     HEADER,
     Greeting,
     Header,
-    Listeners,
+    ListeningSocket,
     ServerConnection,
     listen,
     read_frames,
@@ -35,22 +35,22 @@ OBS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = gymnasium.spaces.Discrete(1000)
 AT_ONCE_OR_ALL = Gathering()
 ACTORS: list[RemoteActor] = []
-BETWEEN_NODES = [False]
-"""Whether workers take the way between nodes."""
+HOST = [""]
+"""Where servers listen; empty: for workers of this machine."""
 
 
-@pytest.fixture(autouse=True, params=[False, True], ids=["one-machine", "nodes"])
+@pytest.fixture(autouse=True, params=["", "127.0.0.1"], ids=["one-machine", "nodes"])
 def closed_actors(request: pytest.FixtureRequest) -> Iterator[None]:
     """Every test runs on both ways to a server, and every worker of a test is closed after it."""
-    BETWEEN_NODES[0] = request.param
+    HOST[0] = request.param
     yield
     for actor in ACTORS:
         actor.close()
     ACTORS.clear()
 
 
-on_one_machine = pytest.mark.parametrize("closed_actors", [False], indirect=True, ids=["one-machine"])
-between_nodes = pytest.mark.parametrize("closed_actors", [True], indirect=True, ids=["nodes"])
+on_one_machine = pytest.mark.parametrize("closed_actors", [""], indirect=True, ids=["one-machine"])
+between_nodes = pytest.mark.parametrize("closed_actors", ["127.0.0.1"], indirect=True, ids=["nodes"])
 
 
 class Summing(torch.nn.Module):
@@ -69,7 +69,7 @@ class Summing(torch.nn.Module):
 class Running:
     """A server that turns in a thread until it is told to stop."""
 
-    def __init__(self, listeners: Listeners, how: Gathering) -> None:
+    def __init__(self, listener: ListeningSocket, how: Gathering) -> None:
         self.policy = Summing()
         models = wrap_policy(self.policy, "test")
 
@@ -79,9 +79,7 @@ class Running:
             self.weights = StagedWeights(models.modules)
             return ServedPolicy(actor=actor, weights=self.weights, observation_space=OBS, action_space=ACTION)
 
-        assert listeners.nodes is not None
-        own = replace(listeners, local=listeners.local.dup(), nodes=listeners.nodes.dup())
-        self.server = InferenceServer(own, build, how)
+        self.server = InferenceServer(replace(listener, socket=listener.socket.dup()), build, how)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -102,25 +100,23 @@ class Running:
 
 
 @contextmanager
-def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, Listeners]]:
-    listener = listen("127.0.0.1")
+def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, ListeningSocket]]:
+    listener = listen(HOST[0])
     server = Running(listener, how)
     try:
         yield server, listener
     finally:
         server.stop()
-        listener.close()
+        listener.socket.close()
 
 
 def greeting(rows: int = 4, slots: int = 1, obs: Space = OBS) -> Greeting:
     return Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
 
 
-def worker(*listeners: Listeners, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
-    addresses = [known.address for known in listeners]
-    if BETWEEN_NODES[0]:
-        addresses = [replace(address, machine="another one") for address in addresses]
-    ACTORS.append(RemoteActor(AssignedServers(addresses), greeting(rows, slots, obs)))
+def worker(*listeners: ListeningSocket, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
+    addresses = AssignedServers([known.address for known in listeners])
+    ACTORS.append(RemoteActor(addresses, greeting(rows, slots, obs)))
     return ACTORS[-1]
 
 
@@ -190,14 +186,14 @@ def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
 
 def test_next_server_does_not_act_with_older_weights() -> None:
     newer = {"policy": {"weight": torch.tensor(10.0)}}
-    first = listen("127.0.0.1")
+    first = listen(HOST[0])
     ahead = Running(first, AT_ONCE_OR_ALL)
     with running() as (behind, second):
         actor = worker(first, second, slots=1)
         ahead.weights.offer(newer, version=PolicyVersion(7))
         assert ask(actor, 1).answer()[1] == 7
         ahead.stop()
-        first.close()
+        first.socket.close()
 
         def offer() -> None:
             until(lambda: bool(behind.server._waiting))
@@ -222,7 +218,7 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
 
 
 def test_rows_are_asked_again_at_the_next_server() -> None:
-    listener = listen("127.0.0.1")
+    listener = listen(HOST[0])
     first = Running(listener, Gathering(max_wait_s=60.0))
     actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
     waits: list[bool] = []
@@ -234,7 +230,7 @@ def test_rows_are_asked_again_at_the_next_server() -> None:
     assert [sums(one) for one in asked] == [[1, 2], [3]]
     assert waits in ([], [True, False])
     second.stop()
-    listener.close()
+    listener.socket.close()
 
 
 def test_worker_with_other_spaces_is_refused() -> None:
@@ -255,7 +251,7 @@ def test_shapes_on_a_device_are_powers_of_two() -> None:
 @between_nodes
 def test_worker_of_another_node_must_know_the_key() -> None:
     with running() as (server, listener):
-        stranger = replace(listener.address, machine="another one", key=b"guessed")
+        stranger = replace(listener.address, key=b"guessed")
         connection = ServerConnection(stranger, greeting())
         with pytest.raises(OSError, match=r"closed the connection|Connection reset"):
             connection.read_welcome()

@@ -1,28 +1,19 @@
 """Addresses and counters of inference servers. Imports little, because places and messages contain them."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """A server's Unix socket for its own machine, and its TCP port for all nodes of a cluster."""
+    """A server's Unix socket in a local fleet, its TCP port on a cluster."""
 
-    local: bytes
+    local: bytes = b""
     host: str = ""
     port: int = 0
-    """0: all workers are on the server's machine."""
     key: bytes = field(default=b"", repr=False)
-    """Random key of this server process, distributed by the fleet: workers that prove to know it may connect."""
-    machine: str = ""
-    """`this_machine()` of the server."""
-
-    @property
-    def is_on_this_machine(self) -> bool:
-        """Whether this process reaches the server's Unix socket, and with it shared memory."""
-        return not self.port or (bool(self.machine) and self.machine == this_machine())
+    """Random key of this server process, distributed by the fleet: workers that prove to know it may connect. Empty:
+    the fleet is local."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -36,14 +27,6 @@ class Served:
     wait_s: float = 0.0
     """Seconds from arrival to the start of the policy call, summed over requests."""
     act_s: float = 0.0
-
-
-def this_machine() -> str:
-    """Id of the kernel and network namespace, within which abstract Unix sockets are shared. Empty: unknown."""
-    with suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot} {Path('/proc/self/ns/net').readlink()}"
-    return ""
 
 
 class AssignedServers:

@@ -1,4 +1,4 @@
-"""Both ends of a worker's connection to an inference server: shared memory on one machine, TCP between nodes.
+"""Both ends of a worker's connection to an inference server: shared memory in local fleets, TCP on clusters.
 
 Each server process listens at its own address and reports it to the fleet, which tells the workers. A worker whose
 server is gone tries the other known servers until it is assigned another one.
@@ -33,7 +33,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cormorant_worker.inference.address import ServerAddress, this_machine
+from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space
 from cormorant_worker.weights.staged import WeightSpecs
 from cormorant_worker.wire import MOST_VIEWS, ArrayCursor, MessageSocket, SharedMemory, advance
@@ -133,40 +133,22 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Listeners:
+class ListeningSocket:
     address: ServerAddress
-    """Address of both sockets, with the key that workers of other nodes need."""
-    local: socket.socket
-    """For workers of this machine."""
-    nodes: socket.socket | None = None
-    """For workers of other nodes; None: there are none."""
-
-    @property
-    def sockets(self) -> tuple[socket.socket, ...]:
-        return (self.local,) if self.nodes is None else (self.local, self.nodes)
-
-    def close(self) -> None:
-        for listener in self.sockets:
-            listener.close()
+    socket: socket.socket
 
 
-def listen(host: str = "") -> Listeners:
-    """Listening sockets that no crash can leak. `host`: this node's address; empty: only workers of this machine."""
-    local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    local.bind("")  # the kernel chooses a free abstract address, which is no file
-    local.listen(_QUEUE)
+def listen(host: str = "") -> ListeningSocket:
+    """A listening socket that no crash can leak. `host`: this node's address; empty: only workers of this machine."""
     if not host:
-        return Listeners(ServerAddress(local=local.getsockname()), local)
+        local = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        local.bind("")  # the kernel chooses a free abstract address, which is no file
+        local.listen(_QUEUE)
+        return ListeningSocket(ServerAddress(local=local.getsockname()), local)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     nodes = socket.create_server((host, 0), backlog=_QUEUE, family=family)
-    address = ServerAddress(
-        host=host,
-        port=nodes.getsockname()[1],
-        key=secrets.token_bytes(32),
-        machine=this_machine(),
-        local=local.getsockname(),
-    )
-    return Listeners(address, local, nodes)
+    address = ServerAddress(host=host, port=nodes.getsockname()[1], key=secrets.token_bytes(32))
+    return ListeningSocket(address, nodes)
 
 
 class _End:
@@ -212,14 +194,14 @@ class ServerConnection(_End):
         """Begin to meet a server. Raises OSError where it cannot be reached."""
         self._greeting = greeting
         self._poll = select.poll()
-        if address.is_on_this_machine:
-            peer, key = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), b""
+        if address.key:
+            peer = socket.create_connection((address.host, address.port), timeout=_CONNECT_S)
         else:
-            peer, key = socket.create_connection((address.host, address.port), timeout=_CONNECT_S), address.key
+            peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            super().__init__(peer, key)
+            super().__init__(peer, address.key)
             peer.settimeout(LOOK_S)
-            if not key:
+            if not address.key:
                 peer.connect(address.local)
                 self.messages.send(greeting)
         except BaseException:

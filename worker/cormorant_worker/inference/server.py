@@ -27,7 +27,7 @@ from cormorant_worker.inference.connections import (
     ConnectedWorker,
     Greeting,
     Header,
-    Listeners,
+    ListeningSocket,
     MailboxLayout,
     MailboxSlot,
     Welcome,
@@ -86,7 +86,7 @@ class InferenceServer:
 
     def __init__(
         self,
-        listeners: Listeners,
+        listener: ListeningSocket,
         build: Callable[[Space, Space, int], ServedPolicy],
         how: Gathering,
     ) -> None:
@@ -96,10 +96,9 @@ class InferenceServer:
         self.served = Served()
         self._build, self._how = build, how
         self._selector = selectors.DefaultSelector()
-        self._listeners = listeners
-        for listener in listeners.sockets:
-            listener.setblocking(False)
-            self._selector.register(listener, _READ, listener)
+        self._listener = listener
+        listener.socket.setblocking(False)
+        self._selector.register(listener.socket, _READ, listener)
         self._clients: set[ConnectedWorker] = set()
         self._waiting: deque[_Waiting] = deque()
         self._num_slots = 0
@@ -118,8 +117,8 @@ class InferenceServer:
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
             if isinstance(key.data, ConnectedWorker):
                 self._serve(key.data, events)
-            elif key.data in self._listeners.sockets:
-                self._accept(key.data)
+            elif key.data is self._listener:
+                self._accept()
             else:
                 is_told = True
         if self._waiting and self._due_s() <= 0:
@@ -132,21 +131,21 @@ class InferenceServer:
         for client in tuple(self._clients):
             self._drop(client)
         self._selector.close()
-        self._listeners.close()
+        self._listener.socket.close()
 
     # -- workers -------------------------------------------------------------------------------------------------
 
-    def _accept(self, listener: socket.socket) -> None:
-        is_local = listener is self._listeners.local
+    def _accept(self) -> None:
+        key = self._listener.address.key
         with suppress(OSError):  # it has gone again
-            peer, _ = listener.accept()
+            peer, _ = self._listener.socket.accept()
             # Process, user and group of the other end: abstract addresses have no permissions.
-            owner = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12) if is_local else b""
+            owner = b"" if key else peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
             if owner and struct.unpack("=iII", owner)[1] != os.getuid():
                 log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
                 peer.close()
                 return
-            client = ConnectedWorker(peer, b"" if is_local else self._listeners.address.key)
+            client = ConnectedWorker(peer, key)
             self._clients.add(client)
             self._selector.register(client.messages.socket, _READ, client)
 

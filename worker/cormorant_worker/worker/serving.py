@@ -18,7 +18,7 @@ from cormorant_worker.collect.place import TorchStream, find_device, seed_global
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import PolicyLoadError
 from cormorant_worker.inference.address import Served
-from cormorant_worker.inference.connections import Listeners
+from cormorant_worker.inference.connections import ListeningSocket
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
@@ -41,10 +41,10 @@ class ServerRuntime(Runtime):
     """The thread that calls `run` calls the policy."""
 
     def __init__(
-        self, uplink: Uplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
+        self, uplink: Uplink, heartbeat: Heartbeat, listener: ListeningSocket, kept: CachedWeights | None = None
     ) -> None:
         super().__init__(uplink, heartbeat, kept)
-        self._listeners = listeners
+        self._listener = listener
         self._is_ready = threading.Event()
 
     def run(self, start: messages.Start) -> None:
@@ -63,9 +63,9 @@ class ServerRuntime(Runtime):
             shapes = make_shapes(inference.max_batch or _MOST_ROWS)
         max_wait_s = -1.0 if inference.max_wait_ms is None else inference.max_wait_ms / 1000
         gathering = Gathering(max_rows=inference.max_batch, max_wait_s=max_wait_s, shapes=shapes)
-        server = InferenceServer(self._listeners, self._build, gathering)
+        server = InferenceServer(self._listener, self._build, gathering)
         server.watch(self._uplink)
-        self._uplink.send(messages.Listening(address=self._listeners.address))
+        self._uplink.send(messages.Listening(address=self._listener.address))
         stream = TorchStream(start.place.seed_of("server"), device)
         told_s = 0.0
         with stream:
