@@ -270,8 +270,7 @@ class BatchMoments:
             moments[name] = found = RunningMoments.of(frames, clip=clip)
             if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
                 raise EnvError(
-                    f"an environment returned {name} that is not finite, or too large for statistics; correct the "
-                    "environment, or name the other leaves in spec.collection.normalize.observation.keys"
+                    f"an environment returned {name} that is not finite, or too large for statistics; correct it"
                 )
         return Statistics(moments)
 
