@@ -29,7 +29,7 @@ class FunctionalEnv(Protocol):
 EnvChoice = str | Callable[..., Any] | Mapping[str, Any] | FunctionalEnv
 """A gymnasium id, or "envpool:" and an EnvPool task; a class or function that makes one gymnasium.Env or PettingZoo
 ParallelEnv; a function of `num_envs` that makes a gymnasium VectorEnv; a functional environment in JAX, or its class;
-or `spec.env` of a manifest, whose `entrypoint` may be a function where a worker calls it once."""
+or `spec.env` of a manifest."""
 
 PolicyChoice = Callable[..., Any] | str | Mapping[str, Any]
 """A TensorDictModule or torch module, a callable on observations, "package.module:factory", a mapping of modules with
@@ -94,8 +94,6 @@ class Scripted:
                 mode = self.vectorization_mode
                 of_kind["vectorization"] = self.usual_vectorization if mode is None else mode
             env = {self._kind: of_kind}
-        if self._factory is not None:
-            env[self._kind] = {**env[self._kind], "entrypoint": SCRIPT_ENV}
         # The job's own check refuses a numEnvs that is no number.
         block = env.get(self._kind)
         count = block.get("numEnvs", 1) if isinstance(block, Mapping) else 1
@@ -115,9 +113,7 @@ class Scripted:
 
     def overrides(self) -> WorkerOverrides:
         makers: tuple[Callable[..., Any], ...] = ()
-        if self._factory is not None:
-            makers = (self._factory,)
-        elif self._kind == "jax" and not isinstance(self.env, type | Mapping):
+        if self._kind == "jax" and not isinstance(self.env, type | Mapping):
             made = self.env
             makers = (lambda: made,)
         elif callable(self.env):
@@ -151,13 +147,6 @@ class Scripted:
     @property
     def _steps_itself(self) -> bool:
         return "vectorization" not in KINDS[self._kind].model_fields
-
-    @property
-    def _factory(self) -> Callable[..., Any] | None:
-        """A function in place of the entrypoint in a mapping."""
-        block = self.env.get(self._kind) if isinstance(self.env, Mapping) else None
-        factory = block.get("entrypoint") if isinstance(block, Mapping) else None
-        return factory if callable(factory) and self._steps_itself else None
 
     @property
     def _num_envs(self) -> int:

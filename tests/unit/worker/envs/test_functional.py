@@ -11,7 +11,7 @@ import pytest
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from cormorant_contract.env import Env
-from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, make, plain
+from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, plain
 from cormorant_testing.vectors import transitions
 from cormorant_worker.envs.gymnasium_env import form_of
 from cormorant_worker.envs.info import InfoField
@@ -161,12 +161,11 @@ def test_rows_that_are_not_sent_stay_and_rows_that_are_restarted_begin_anew() ->
 
 @pytest.mark.parametrize(
     "env",
-    [Ball, Ball(), (CartPole(), CartPole.default_params), {"jax": {"entrypoint": make, "numEnvs": 3}}],
-    ids=["class", "environment", "with parameters", "function"],
+    [Ball, Ball(), (CartPole(), CartPole.default_params)],
+    ids=["class", "environment", "with parameters"],
 )
 def test_scripts_pass_functional_environments(env: Any) -> None:
-    given = {} if isinstance(env, dict) else {"num_envs": 3}
-    scripted = Scripted(env=env, **given)
+    scripted = Scripted(env=env, num_envs=3)
     block, (maker,) = scripted.job().spec.env, scripted.overrides().envs
     assert (block.block.kind, block.num_envs, bool(form_of(maker()))) == ("jax", 3, True)
 
