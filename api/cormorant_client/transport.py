@@ -78,6 +78,8 @@ def read_token(path: str | os.PathLike[str], role: Role = "write") -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", "") or error
         raise BadAddress(f"cannot read the token file {os.fspath(path)}: {reason}") from error
+    if not text:
+        raise BadAddress(f"the token file {os.fspath(path)} is empty")
     if not text.startswith("{"):
         return text
     try:

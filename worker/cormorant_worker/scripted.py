@@ -150,6 +150,8 @@ class Scripted:
 
     @property
     def _num_envs(self) -> int:
+        if self.num_envs is None and isinstance(self.env, partial):
+            return int(self.env.keywords.get("num_envs", _DEFAULT_ENVS))
         return _DEFAULT_ENVS if self.num_envs is None else self.num_envs
 
     def _check(self) -> None:

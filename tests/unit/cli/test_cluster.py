@@ -290,6 +290,18 @@ def test_a_shard_has_the_token_of_the_jobs_secret(forwarding: Any) -> None:
 
 
 @forwards
+def test_an_empty_token_file_does_not_mean_the_jobs_secret(forwarding: Any, tmp_path: Path, capsys: Any) -> None:
+    file = tmp_path / "token"
+    file.touch()
+    with forwarding(9) as server:
+        with pytest.raises(BadAddress, match=r"the token file .* is empty"):
+            cormorant.connect("pong", token_file=file)
+        assert run(["status", "pong", "--token-file", str(file)]) == 2
+        assert "is empty" in capsys.readouterr().err
+        assert server.num_secrets_read == 0
+
+
+@forwards
 def test_a_port_forward_that_is_not_answered_ends_in_time(forwarding: Any) -> None:
     with ScriptedHead(answer) as head, forwarding(head.port) as server:
         server.answers.clear()

@@ -93,7 +93,7 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
         ({}, r'pass a manifest, for example open_fleet\("job.yaml"\), or env='),
         ({"manifest": "job.yaml", "env": "CartPole-v1"}, "manifest and env exclude each other"),
         ({"manifest": {}, "num_envs": 4, "seed": 3}, "num_envs, seed cannot be combined with a manifest"),
-        ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; pass a class or a function"),
+        ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; pass a class or function"),
         ({"env": make_cartpole, "on_policy": True, "mode": "async"}, "on_policy sets mode and collection.weights"),
         (
             {"env": make_cartpole, "on_policy": True, "collection": {"weights": {"maxStaleness": 1}}},

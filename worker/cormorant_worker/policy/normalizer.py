@@ -98,7 +98,8 @@ def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     if not chosen:
         has = ", ".join(leaf.dtype.name for leaf in found)
         raise ManifestError(
-            f"spec.collection.normalize.observation is for floating-point values, and the observation has {has}; remove it"
+            "spec.collection.normalize.observation is for floating-point values, and the observation has "
+            f"{has}; remove it"
         )
     return chosen
 
