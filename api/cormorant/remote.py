@@ -28,7 +28,7 @@ def connect(
             others.
         namespace: namespace of the job; None: the context's.
         context: context of the kubeconfig; None: the current one.
-        options: token, token_file, timeout_s, reconnect_s, ca_file, ca_data, server_name, allow_nonfinite; see
+        options: token, token_file, timeout_s, reconnect_s, ca_file, ca_data, server_name; see
             `ConnectOptions`.
 
     Raises:

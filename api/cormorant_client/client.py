@@ -73,7 +73,6 @@ class ConnectOptions(TypedDict, total=False):
     ca_file: str | os.PathLike[str] | None
     ca_data: str | None
     server_name: str | None
-    allow_nonfinite: bool
 
 
 def connect(
@@ -86,7 +85,6 @@ def connect(
     ca_file: str | os.PathLike[str] | None = None,
     ca_data: str | None = None,
     server_name: str | None = None,
-    allow_nonfinite: bool = False,
     dial: Dial = dial_tcp,
 ) -> "Client":
     """Create a client for a head. Sends nothing yet.
@@ -102,8 +100,6 @@ def connect(
         ca_file: certificates to trust with https; None: those of the system.
         ca_data: the same as PEM text.
         server_name: host name in the certificate if it differs from the URL's, as behind a forwarded port.
-        allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
-            refuses otherwise.
         dial: opens connections to the head, for example through the Kubernetes API server; by default TCP.
 
     Raises:
@@ -139,10 +135,10 @@ def connect(
     # Other processes may have neither the environment variables nor the token file.
     again = partial(
         connect, url, token=token, timeout_s=timeout_s, reconnect_s=reconnect_s, ca_file=ca_file, ca_data=ca_data,
-        server_name=server_name, allow_nonfinite=allow_nonfinite, dial=dial,
+        server_name=server_name, dial=dial,
     )  # fmt: skip
     head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
-    return Client(head, again, allow_nonfinite=allow_nonfinite)
+    return Client(head, again)
 
 
 @contextmanager
@@ -173,11 +169,10 @@ class RemoteShard(Shard):
 class Client(Fleet):
     """A fleet that runs elsewhere, behind a head. Thread-safe."""
 
-    def __init__(self, head: HeadConnection, again: "partial[Client]", *, allow_nonfinite: bool = False) -> None:
+    def __init__(self, head: HeadConnection, again: "partial[Client]") -> None:
         """`again`: picklable callable with which another process connects to the same head."""
         self._head = head
         self.again = again
-        self._allow_nonfinite = allow_nonfinite
         self._lock = threading.Lock()
         """Guards the version and the statistics."""
         self._version: int | None = None
@@ -230,7 +225,7 @@ class Client(Fleet):
             WeightsError: `weights` contains something that is not a tensor, or `metadata` something that is not a
                 string; or the file cannot be read.
             WeightsMismatch: names, shapes or dtypes differ from the policy's.
-            NonfiniteWeights: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
+            NonfiniteWeights: a value is NaN or infinite, and `policy.allowNonfinite` is not set.
             StaleWeights: the version is not higher than the current one. Or the connection broke, and newer weights
                 were published before it came back: whether a worker used these is unknown, and they are not sent again.
             UpdateFailed: with `wait`, no worker applied them.
@@ -493,10 +488,9 @@ class Client(Fleet):
             if version is None and self._version is None:
                 self._note(self.models().version)
             number = (self._version or 0) + 1 if version is None else version
-            params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(
-                    "PUT", path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
+                    "PUT", path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
             except VersionTaken as error:
                 current = error.problem.current_version

@@ -212,7 +212,6 @@ class LocalFleet(Fleet):
         version: int | None = None,
         wait: float = 0.0,
         workers: Sequence[str] | None = None,
-        allow_nonfinite: bool = False,
     ) -> FleetReceipt:
         """See `Fleet.publish`.
 
@@ -220,7 +219,6 @@ class LocalFleet(Fleet):
             weights: as in `Fleet.publish`, as are `version` and `wait`.
             workers: names of the workers that get them; their replacements get them too. None: all.
                 `state()` and staleness consider only weights that were published to all.
-            allow_nonfinite: accept NaN and infinite values, as `policy.allowNonfinite` does for every publish.
 
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
@@ -232,9 +230,7 @@ class LocalFleet(Fleet):
         if workers is not None and not workers:
             raise FleetError("workers is empty; name workers, or leave it out to publish to all of them")
         number = None if version is None else index(version)
-        found = self._fleet.publish(
-            weights, version=number, wait_s=wait, workers=workers or (), allow_nonfinite=allow_nonfinite
-        )
+        found = self._fleet.publish(weights, version=number, wait_s=wait, workers=workers or ())
         receipt = FleetReceipt(self, found.version)
         return receipt if found.applied or not wait else receipt.wait(0)
 

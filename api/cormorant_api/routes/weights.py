@@ -90,7 +90,6 @@ VersionQuery = Annotated[
         ge=0, le=VERSION_MAX, description="Version number (default: the next one to publish, the newest one to fetch)."
     ),
 ]
-AllowNonfinite = Annotated[bool, Query(description="Accept NaN and infinite values (default: refuse them).")]
 router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
@@ -113,19 +112,15 @@ async def list_models(head: TheHead) -> Models:
 
 
 @router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
-async def publish_weights(
-    request: Request, head: TheHead, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
-) -> Response:
+async def publish_weights(request: Request, head: TheHead, model: str, version: VersionQuery = None) -> Response:
     """Publish all weights of one model. Each worker applies all of them at its next batch boundary, or none."""
-    return await _publish(request, head, _known(head, model), version, allows_nonfinite=allow_nonfinite)
+    return await _publish(request, head, _known(head, model), version)
 
 
 @router.put("/v1/weights", response_model=Update, **_PUBLISH)
-async def publish_all_weights(
-    request: Request, head: TheHead, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
-) -> Response:
+async def publish_all_weights(request: Request, head: TheHead, version: VersionQuery = None) -> Response:
     """Publish several models atomically; name the tensors `model/name`."""
-    return await _publish(request, head, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
+    return await _publish(request, head, ALL_MODELS, version)
 
 
 @router.head("/v1/models/{model}/weights", response_class=Response, name="head_weights", **_FILE)
@@ -200,9 +195,7 @@ async def get_update(
     return await _after_wait(head, found, wait)
 
 
-async def _publish(
-    request: Request, head: Head, model: str, version: int | None, *, allows_nonfinite: bool
-) -> Response:
+async def _publish(request: Request, head: Head, model: str, version: int | None) -> Response:
     running = head.running
     head.refuse_while_closing()
     specs = running.fleet.specs
@@ -225,7 +218,6 @@ async def _publish(
             version=version,
             author=author_of(request),
             headers=request.headers,
-            allows_nonfinite=allows_nonfinite,
         )
     if is_new:
         head.metrics.update_bytes.inc(update.bytes)

@@ -84,7 +84,6 @@ class WeightPublisher:
         version: int | None,
         author: str,
         headers: Mapping[str, str],
-        allows_nonfinite: bool,
     ) -> tuple[Update, bool]:
         """Verify, store and hand over. Returns the update, and whether it is new. After an ApiError, or a
         CormorantError of the fleet, nothing is published.
@@ -93,11 +92,10 @@ class WeightPublisher:
             model: the model in the path; ALL_MODELS for several.
             version: None: the next version.
             headers: of the request, for preconditions and traces.
-            allows_nonfinite: accept NaN and infinite values.
         """
         began = time.monotonic()
         self._verify(blob, model)
-        if not (allows_nonfinite or self._fleet.job.spec.policy.allow_nonfinite):
+        if not self._fleet.job.spec.policy.allow_nonfinite:
             blob.check_finite()
         verify_ms = (time.monotonic() - began) * 1000
         limit_s = self._limit_s(blob.size_bytes)
@@ -149,9 +147,7 @@ class WeightPublisher:
         kept = self.store.version(stored.version)
         blob.statistics = None if kept is None else kept.statistics
         received = Received(digest=stored.digest, finished=time.monotonic())
-        update, _ = self.publish(
-            blob, received, model=model, version=None, author=author, headers={}, allows_nonfinite=True
-        )
+        update, _ = self.publish(blob, received, model=model, version=None, author=author, headers={})
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 

@@ -107,13 +107,6 @@ def test_what_is_cut_off_or_no_request_changes_nothing(endless: Served) -> None:
     assert endless.reader.get("/v1/models").json["version"] == before
 
 
-def test_allowed_nonfinite_weights_come_back_as_sent(endless: Served) -> None:
-    body = weights_file(0, bias=np.full(3, np.nan, np.float32))
-    assert endless.writer.put(PATH + "?allow_nonfinite=true", body).status == 202
-    assert endless.reader.get(PATH).body == body
-    assert endless.writer.put(PATH, GOOD).status == 202
-
-
 # -- everything that OpenAPI describes -------------------------------------------------------------------------
 
 # Bodies of tensors are any bytes: the fuzzer above knows what is wrong with them.

@@ -113,8 +113,7 @@ class WeightsBlob:
         """Refuse to publish NaN and infinite values. One pass over the memory. Raises NonfiniteWeights."""
         check_finite(
             self.weights(),
-            "nothing was published. Check the learner's last update, or publish with allow_nonfinite=true to accept "
-            "them",
+            "nothing was published. Check the learner's last update, or set policy.allowNonfinite in the manifest",
         )
 
     def weights(self) -> dict[str, dict[str, torch.Tensor]]:
