@@ -4,7 +4,7 @@ import _thread
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack
 from operator import index
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -205,32 +205,17 @@ class LocalFleet(Fleet):
 
     # -- weights -----------------------------------------------------------------------------------------------
 
-    def publish(
-        self,
-        weights: Publishable,
-        *,
-        version: int | None = None,
-        wait: float = 0.0,
-        workers: Sequence[str] | None = None,
-    ) -> FleetReceipt:
+    def publish(self, weights: Publishable, *, version: int | None = None, wait: float = 0.0) -> FleetReceipt:
         """See `Fleet.publish`.
-
-        Args:
-            weights: as in `Fleet.publish`, as are `version` and `wait`.
-            workers: names of the workers that get them; their replacements get them too. None: all.
-                `state()` and staleness consider only weights that were published to all.
 
         Raises:
             WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
             StaleWeights: the version is not higher than the published one.
             WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
             UpdateFailed: with `wait`, no worker used them in time.
-            FleetError: there is no such worker; nothing was published.
         """
-        if workers is not None and not workers:
-            raise FleetError("workers is empty; name workers, or leave it out to publish to all of them")
         number = None if version is None else index(version)
-        found = self._fleet.publish(weights, version=number, wait_s=wait, workers=workers or ())
+        found = self._fleet.publish(weights, version=number, wait_s=wait)
         receipt = FleetReceipt(self, found.version)
         return receipt if found.applied or not wait else receipt.wait(0)
 
