@@ -105,7 +105,6 @@ class InferenceServer:
         """Requests that can wait at once."""
         self._act_s = 0.0
         """Mean duration of an act."""
-        self._buffers: list[Array] = []
 
     def watch(self, source: object) -> None:
         """Also end turns when this descriptor is readable."""
@@ -275,20 +274,11 @@ class InferenceServer:
         served.act_s += act_s
 
     def _gather(self, taken: Sequence[_Waiting], padded: int, num_states: int) -> tuple[Arrays, Arrays, Array]:
-        if len(taken) == 1 and taken[0].header.n == padded:
-            arrays = [a[:padded] for a in taken[0].slot.request]  # acted on where it lies
-        else:
-            if not self._buffers or len(self._buffers[0]) < padded:
-                self._buffers = [np.zeros((padded, *a.shape[1:]), a.dtype) for a in taken[0].slot.request]
-            arrays = [a[:padded] for a in self._buffers]
-            at = 0
-            for waiting in taken:
-                n = waiting.header.n
-                for buffer, rows in zip(arrays, waiting.slot.request, strict=True):
-                    buffer[at : at + n] = rows[:n]
-                at += n
-            for buffer in arrays:
-                buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
+        requests = ([a[: waiting.header.n] for a in waiting.slot.request] for waiting in taken)
+        arrays = [np.concatenate(parts) for parts in zip(*requests, strict=True)]
+        if missing := padded - len(arrays[-1]):
+            # Rows that the policy can act on; its answers are not read.
+            arrays = [np.concatenate([a, a[:1].repeat(missing, 0)]) for a in arrays]
         num_obs = len(arrays) - 1 - num_states
         return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-1]), arrays[-1]
 
