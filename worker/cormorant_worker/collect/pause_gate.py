@@ -16,48 +16,36 @@ class PauseGate:
     """Written by a control thread, checked by the collector. Attributes are deliberately read without a lock."""
 
     def __init__(self) -> None:
-        self.is_closed = False
-        """True when the collector must look before it goes on: it is paused, stopped or sealed."""
         self.is_sealed = False
         """True when the current batch must end with the frames it has."""
-        self._changing = threading.Lock()
-        """Guards what `is_closed` is derived from; the collector's thread writes to it, too."""
         self._stopped = False
         self._running = threading.Event()
         self._running.set()
         self._waiting = threading.Event()
 
+    @property
+    def is_closed(self) -> bool:
+        """True when the collector must look before it goes on: it is paused, stopped or sealed."""
+        return self._stopped or self.is_sealed or not self._running.is_set()
+
     def pause(self) -> None:
         """Ask the collector to stop stepping at its next vector step."""
-        with self._changing:
-            self._running.clear()
-            self._update()
+        self._running.clear()
 
     def resume(self) -> None:
-        with self._changing:
-            self._running.set()
-            self._update()
+        self._running.set()
 
     def seal(self) -> None:
         """Ask the collector to end its batch at its next vector step, with the frames it has."""
-        with self._changing:
-            self.is_sealed = True
-            self._update()
+        self.is_sealed = True
 
     def unseal(self) -> None:
         """Called when the sealed batch has ended; the next batch is complete again."""
-        with self._changing:
-            self.is_sealed = False
-            self._update()
+        self.is_sealed = False
 
     def stop(self) -> None:
-        with self._changing:
-            self._stopped = True
-            self._running.set()
-            self._update()
-
-    def _update(self) -> None:
-        self.is_closed = self._stopped or self.is_sealed or not self._running.is_set()
+        self._stopped = True
+        self._running.set()
 
     def wait_until_paused(self, timeout_s: float) -> bool:
         """Wait until the collector waits in `wait_while_paused`. False after `timeout_s`."""
