@@ -148,10 +148,7 @@ class MessageSocket:
             views, descriptors = self._unsent[0]
             rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
             try:
-                if rights or len(views) > 1:
-                    sent = self.socket.sendmsg(list(islice(views, MOST_VIEWS)), rights)
-                else:
-                    sent = self.socket.send(views[0])
+                sent = self.socket.sendmsg(list(islice(views, MOST_VIEWS)), rights)
             except BlockingIOError:
                 return
             except ConnectionError as error:

@@ -306,10 +306,7 @@ def _read_into(peer: socket.socket, parts: Iterable[memoryview]) -> Iterator[Non
     views, at_once = deque(parts), 1
     while views:
         try:
-            if len(views) == 1:
-                count = peer.recv_into(views[0])
-            else:
-                count = peer.recvmsg_into(list(islice(views, MOST_VIEWS)))[0]
+            count = peer.recvmsg_into(list(islice(views, MOST_VIEWS)))[0]
         except BlockingIOError:
             # The kernel reports the socket when it has much of a large frame, and not for each packet.
             missing = sum(map(len, views))
