@@ -32,43 +32,30 @@ class FolderLock:
     def __init__(self, folder: Path) -> None:
         """Take the lock; creates the folder. Raises LockHeld, LocksUnsupported, or another OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / LOCK_FILE
-        while True:
-            self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                with contextlib.suppress(FileNotFoundError):
-                    if os.path.samestat(os.fstat(self._descriptor), self._path.stat()):
-                        break
-            except OSError as error:
-                who = "another process"
-                with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-                    found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
-                    who = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
-                os.close(self._descriptor)
-                if isinstance(error, BlockingIOError):
-                    raise LockHeld(f"{folder} is in use by {who}") from None
-                if error.errno not in _UNSUPPORTED:
-                    raise
-                raise LocksUnsupported(
-                    f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers "
-                    "would mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or "
-                    "gs:// URI"
-                ) from error
-            os.close(self._descriptor)  # its last holder removed the file meanwhile
-        holder = {
-            "pid": os.getpid(),
-            "host": socket.gethostname(),
-            "since": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
+        self._descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            who = "another process"
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
+                who = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
+            self.release()
+            if isinstance(error, BlockingIOError):
+                raise LockHeld(f"{folder} is in use by {who}") from None
+            if error.errno not in _UNSUPPORTED:
+                raise
+            raise LocksUnsupported(
+                f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers would "
+                "mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or gs:// URI"
+            ) from error
+        since = datetime.now(UTC).isoformat(timespec="seconds")
+        holder = {"pid": os.getpid(), "host": socket.gethostname(), "since": since}
         os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
 
     def release(self) -> None:
-        """Release the lock. May be called twice."""
-        if self._descriptor < 0:
-            return
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-        os.close(self._descriptor)
-        self._descriptor = -1
+        """Release the lock; the file stays. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
