@@ -38,9 +38,6 @@ MOST_VIEWS = 512
 """Maximum number of views per call: the kernel accepts 1024."""
 _CODE_BYTES = 32
 
-Field = tuple[tuple[int, ...], np.dtype[Any]]
-"""Shape and dtype of one array."""
-
 
 class SharedMemory:
     """A mapping of anonymous shared memory. Pages use memory once they are written."""
@@ -93,14 +90,6 @@ class ArrayCursor:
         if self._buffer is None:
             return np.empty(0, dtype)
         return np.ndarray(shape, dtype, buffer=self._buffer, offset=offset)
-
-
-def size_of(fields: Iterable[Field]) -> int:
-    """Bytes of the buffer that holds these arrays."""
-    cursor = ArrayCursor()
-    for shape, dtype in fields:
-        cursor.take(shape, dtype)
-    return cursor.size_bytes
 
 
 class PeerGone(ConnectionResetError):

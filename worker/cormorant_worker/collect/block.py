@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.spaces import Array, Arrays, Leaf, put
-from cormorant_worker.wire import ArrayCursor, size_of
+from cormorant_worker.wire import ArrayCursor
 
 _CARRIED = ("observation", "state")
 TASK_ID = Leaf(key=("task_id",), shape=(), dtype=np.dtype(np.int64))
@@ -105,7 +105,10 @@ class Layout:
     @property
     def size_bytes(self) -> int:
         """Bytes of address space that one block takes."""
-        return size_of((shape, dtype) for _, shape, dtype in self.fields())
+        cursor = ArrayCursor()
+        for _, shape, dtype in self.fields():
+            cursor.take(shape, dtype)
+        return cursor.size_bytes
 
 
 class Block:
