@@ -279,13 +279,10 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
             jobs = load_jobs(source)
     except contract.ManifestError as error:
         raise ManifestError(str(error)) from error
-    names = [job.metadata.name for job in jobs]
-    if name is None and len(jobs) != 1:
-        raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
     found = [job for job in jobs if name in (None, job.metadata.name)]
     if len(found) != 1:
-        many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
-        raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')
+        names = ", ".join(job.metadata.name for job in jobs)
+        raise ManifestError(f"{source} holds the CollectorJobs {names}; choose one of them by its name")
     # This process and the workers it starts import from the manifest's folder, as from the job's `code` in pods.
     if isinstance(manifest, str | os.PathLike) and source != STDIN:
         folder = str(Path(source).resolve().parent)

@@ -152,8 +152,6 @@ def test_a_fleet_from_a_path_finds_its_policy_beside_it(write: Written, tmp_path
 def test_one_of_several_jobs_is_chosen_by_name(write: Written) -> None:
     path = write()
     path.write_text(path.read_text() + "---\n" + path.read_text().replace("name: small", "name: other"))
-    with pytest.raises(ManifestError, match=r"holds 2 CollectorJobs \(small, other\); choose one by its name"):
+    with pytest.raises(ManifestError, match="holds the CollectorJobs small, other; choose one of them by its name"):
         load_job(path)
-    with pytest.raises(ManifestError, match='holds no CollectorJob named "third"'):
-        load_job(path, name="third")
     assert load_job(path, name="other").metadata.name == "other"

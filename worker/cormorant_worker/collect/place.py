@@ -109,11 +109,6 @@ def egl_device(index: int, *, visible: str) -> str:
     return names[index] if index < len(names) and names[index].isdigit() else str(index)
 
 
-def spread(name: str, number: int, *, num_devices: int) -> str:
-    """Device of the n-th worker, spread over the machine's devices."""
-    return f"{name}:{number % num_devices}" if name == "cuda" and num_devices > 1 else name
-
-
 def seed_globals(seeds: WorkerPlace) -> None:
     """Seed numpy's and Python's own generators, for environments and policies that draw from them. Only for processes
     that are a worker's alone.

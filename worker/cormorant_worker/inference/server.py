@@ -180,19 +180,18 @@ class InferenceServer:
         if self.policy is None:
             self.policy = self._build(greeting.observation_space, greeting.action_space, greeting.rows)
         policy = self.policy
-        for ours, theirs in (
-            (policy.observation_space, greeting.observation_space),
-            (policy.action_space, greeting.action_space),
-        ):
-            if describe(ours) != describe(theirs):
-                refusal = (
-                    f"the inference server's policy acts on {describe(ours)}, {greeting.name} has {describe(theirs)}; "
-                    "environments must not differ between workers"
-                )
-                with suppress(OSError):  # it is gone, too
-                    client.messages.send(Welcome(refusal=refusal))
-                self._drop(client)
-                return
+        ours, theirs = (
+            f"{describe(end.observation_space)} and {describe(end.action_space)}" for end in (policy, greeting)
+        )
+        if ours != theirs:
+            refusal = (
+                f"the inference server's policy has the spaces {ours}, {greeting.name} has {theirs}; environments must "
+                "not differ between workers"
+            )
+            with suppress(OSError):  # it is gone, too
+                client.messages.send(Welcome(refusal=refusal))
+            self._drop(client)
+            return
         actor = policy.actor
         layout = MailboxLayout(
             rows=greeting.rows,

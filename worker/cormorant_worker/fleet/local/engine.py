@@ -9,7 +9,7 @@ import torch
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.place import WorkerPlace, find_device, spread
+from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.kinds import imports_of
 from cormorant_worker.errors import FleetError
@@ -208,7 +208,8 @@ class LocalEngine:
         return process
 
     def device_of(self, device: str, number: int) -> str:
-        return spread(device, number, num_devices=torch.cuda.device_count() if device == "cuda" else 0)
+        count = torch.cuda.device_count() if device == "cuda" else 0
+        return f"{device}:{number % count}" if count > 1 else device
 
     def cpus_for(self, num_workers: int) -> int:
         return max(1, available_cpus() // num_workers)
