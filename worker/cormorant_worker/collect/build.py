@@ -10,7 +10,6 @@ import torch
 
 from cormorant_contract.collection import Normalize
 from cormorant_contract.env import Recycle
-from cormorant_contract.errors import did_you_mean
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_worker.collect.agents_actor import AgentsActor
@@ -128,20 +127,17 @@ def _refuse_unwritten(keys: Sequence[str], actor: Actor) -> None:
     written = [".".join(leaf.key) for leaf in (*actor.outputs, *actor.states)]
     for key in keys:
         if key not in written:
-            what = f"; it writes {', '.join(written)}" if written else "; it writes nothing but actions"
-            raise ManifestError(
-                f'spec.collection.bfloat16: the policy writes no "{key}"' + did_you_mean(key, written, otherwise=what)
-            )
+            names = ", ".join(written) or "only actions"
+            raise ManifestError(f'spec.collection.bfloat16: the policy writes no "{key}"; it writes {names}')
 
 
 def _refuse_reward(spec: CollectorJobSpec) -> None:
     normalize = spec.collection.normalize
     normalizes = normalize is not None and normalize.reward is not None
     if spec.collection.multi_step is not None or normalizes:
-        remedy = "set env.pettingzoo.teamReward, or remove it" if spec.env.envpool is None else "remove it"
         raise ManifestError(
             f"spec.collection.{'normalize.reward' if normalizes else 'multiStep'} is about one reward, and every agent "
-            f"has its own; {remedy}"
+            "has its own; remove it, or set env.pettingzoo.teamReward"
         )
 
 
