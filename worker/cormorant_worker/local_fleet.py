@@ -190,12 +190,7 @@ class LocalFleet(Fleet):
         return LocalBatches(self, self._lent, copy=copy)
 
     def next_batch(self, timeout: float | None = None, *, copy: bool = False) -> "TensorDict | None":
-        """See `Fleet.next_batch`.
-
-        Raises:
-            BatchTimeout: no batch arrived in time.
-            WorkerFailed, FleetClosed, FleetError: as `batches`.
-        """
+        """See `Fleet.next_batch`. Raises the errors of `batches` as well."""
         return LocalBatches(self, self._lent, copy=copy).next(timeout)
 
     def streaming_split(self, n: int) -> tuple[LocalShard, ...]:
@@ -206,14 +201,7 @@ class LocalFleet(Fleet):
     # -- weights -----------------------------------------------------------------------------------------------
 
     def publish(self, weights: Publishable, *, version: int | None = None, wait: float = 0.0) -> FleetReceipt:
-        """See `Fleet.publish`.
-
-        Raises:
-            WeightsMismatch, NonfiniteWeights: the tensors do not fit the policy, or are not finite.
-            StaleWeights: the version is not higher than the published one.
-            WeightsError: `weights` has no tensors, its file cannot be read, or the version is past 2**62.
-            UpdateFailed: with `wait`, no worker used them in time.
-        """
+        """See `Fleet.publish`. Raises WeightsError for a version past 2**62 as well."""
         number = None if version is None else index(version)
         found = self._fleet.publish(weights, version=number, wait_s=wait)
         receipt = FleetReceipt(self, found.version)
@@ -239,21 +227,11 @@ class LocalFleet(Fleet):
         self._fleet.resume()
 
     def state(self) -> bytes:
-        """See `Fleet.state`.
-
-        Raises:
-            ControlTimeout: the current batches did not end in time.
-        """
+        """See `Fleet.state`. Raises ControlTimeout where the current batches do not end in time."""
         return self._fleet.state()
 
     def restore(self, state: State) -> None:
-        """See `Fleet.restore`.
-
-        Raises:
-            StateError: the state cannot be read or does not fit, and nothing is changed; or a worker refused its
-                part, and the message names it.
-            WeightsMismatch: the state's weights do not fit the policy; nothing is changed.
-        """
+        """See `Fleet.restore`. A state that does not fit changes nothing; a worker that refuses its part is named."""
         self._fleet.restore(read_state(state))
 
     def seed(self, seed: int) -> tuple[str, ...]:
