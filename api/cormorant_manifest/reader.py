@@ -32,20 +32,15 @@ def load_jobs(path: str | Path) -> list[CollectorJob]:
         else:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise _refusal(source, "is a directory; give the manifest files in it") from None
-    except FileNotFoundError:
-        raise _refusal(source, "no such file; check the path") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise _refusal(source, f"cannot be read: {reason}; check the path and its permissions") from error
+        raise _refusal(source, f"cannot be read: {reason}; check the path") from error
     if len(data) > MAX_BYTES:
         raise _refusal(source, f"has more than {MAX_BYTES} bytes, which no manifest has; check the path")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        place = f"byte 0x{data[error.start]:02x} at position {error.start}"
-        raise _refusal(source, f"is not UTF-8 text: {place}; save it as UTF-8") from error
+        raise _refusal(source, f"is not UTF-8 text: {error.reason} at position {error.start}") from error
     return parse_jobs(text, source)
 
 
@@ -82,15 +77,11 @@ def _documents(text: str, source: str) -> list[yaml.Node | None]:
             return roots
         finally:
             loader.dispose()
-    except yaml.MarkedYAMLError as error:
-        what = " ".join(part for part in (error.context, error.problem) if part)
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise _refusal(source, f"is not valid YAML: {what}; check indentation, colons and quotes", line=line) from error
-    except yaml.reader.ReaderError as error:
-        code = int(error.character)  # typed as text, which it is for bytes only
-        raise _refusal(
-            source, f"is not valid YAML: character #x{code:04x} at position {error.position}; remove it"
-        ) from error
+    except yaml.YAMLError as error:
+        what = " ".join(part for part in (getattr(error, "context", ""), getattr(error, "problem", "")) if part)
+        mark = getattr(error, "problem_mark", None)
+        sentence = f"is not valid YAML: {what or ' '.join(str(error).split())}; check indentation, colons and quotes"
+        raise _refusal(source, sentence, line=mark.line + 1 if mark else 0) from error
     except RecursionError:
         raise _refusal(source, "is nested too deeply for a manifest") from None
 
@@ -106,16 +97,11 @@ def _job(root: yaml.Node, source: str, position: int) -> CollectorJob:
     loader = _Loader("")
     try:
         document = loader.construct_document(root)
-    except yaml.constructor.ConstructorError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise _refusal(
-            source, f"{error.problem}; write plain keys and values, without tags", line=line, document=position
-        ) from error
-    except (ValueError, LookupError, AttributeError, TypeError) as error:
-        # What PyYAML's constructors raise on `!!float x` and its like; nothing else of ours runs in there.
-        raise _refusal(
-            source, f"is not valid YAML: {error}; write plain values, without tags", document=position
-        ) from error
+    except (yaml.constructor.ConstructorError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # The latter are what PyYAML's constructors raise on `!!float x` and its like; nothing else of ours runs there.
+        mark, what = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
+        sentence = f"is not valid YAML: {what}; write plain keys and values, without tags"
+        raise _refusal(source, sentence, line=mark.line + 1 if mark else 0, document=position) from error
     finally:
         loader.dispose()
     return parse_job(document, source, position=position)
