@@ -20,7 +20,6 @@ import yaml
 
 from cormorant_cli.errors import BadInput, CommandFailed, NotAllowed, ObjectMissing, installed
 from cormorant_contract.children import api_path
-from cormorant_contract.errors import did_you_mean
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -31,7 +30,6 @@ MANAGER = "cormorant-cli"
 """Field manager of the command line's writes."""
 CONNECT_S, ANSWER_S = 5.0, 30.0
 """Timeouts of a connection attempt, and between two bytes of an answer."""
-_CHUNK = 500
 _NO_KIND = ("404 page not found", "the server could not find the requested resource")
 """Answers of an API server that lacks a kind."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -53,14 +51,11 @@ class _Place(NamedTuple):
 class Cluster:
     """A client of one API server. Close it, or use `connected`."""
 
-    def __init__(self, api: "ApiClient", *, namespace: str, context: str, is_chosen: bool = False) -> None:
-        """Take over an authenticated client. `namespace`: of commands that name none. `is_chosen`: the context is not
-        the current one, so commands must name it.
-        """
+    def __init__(self, api: "ApiClient", *, namespace: str, context: str) -> None:
+        """Take over an authenticated client. `namespace`: of commands that name none."""
         self._api = api
         self.namespace = namespace
         self.context = context
-        self._is_chosen = is_chosen
         self.server = str(api.configuration.host)
 
     def close(self) -> None:
@@ -68,10 +63,9 @@ class Cluster:
         self._api.close()
 
     def options_of(self, job: Raw) -> str:
-        """Options that a command about a job needs besides its name: ` -n rl --context far`, or nothing."""
+        """Option that a command about a job needs besides its name: ` -n rl`, or nothing."""
         namespace = job["metadata"]["namespace"]
-        options = f" -n {namespace}" if namespace != self.namespace else ""
-        return options + (f" --context {self.context}" if self._is_chosen else "")
+        return f" -n {namespace}" if namespace != self.namespace else ""
 
     # -- objects -----------------------------------------------------------------------------------------------
 
@@ -87,14 +81,8 @@ class Cluster:
 
     def objects(self, kind: str, *, namespace: str = "", labels: str = "") -> list[Raw]:
         """All objects of a kind with these labels, in one namespace or in all."""
-        query = {"limit": str(_CHUNK), "labelSelector": labels}
-        found: list[Raw] = []
-        while True:
-            page = self._ask("GET", _Place(kind, namespace), query=query)
-            found += page["items"]
-            query["continue"] = page["metadata"].get("continue") or ""
-            if not query["continue"]:
-                return found
+        found: list[Raw] = self._ask("GET", _Place(kind, namespace), query={"labelSelector": labels})["items"]
+        return found
 
     def apply(self, manifest: Raw) -> tuple[Raw, bool]:
         """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
@@ -237,8 +225,6 @@ class Cluster:
             )
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")
-        if status == 429:
-            return CommandFailed(f"{where} is busy: {words}; try again in a moment")
         return CommandFailed(f"{where} answered {method} {place.path} with {status}: {words}")
 
 
@@ -276,7 +262,7 @@ def _connect(context: str) -> Cluster:
         known = {str(entry["name"]): entry.get("context") or {} for entry in contexts}
         name = context or str(current["name"])
         if name not in known:
-            raise BadInput(f'context "{name}" not found in the kubeconfig{did_you_mean(name, known)}')
+            raise BadInput(f'context "{name}" not found in the kubeconfig')
         config.load_kube_config(files, context=name, client_configuration=configuration)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
         has_file = any(Path(file).expanduser().exists() for file in files.split(os.pathsep))
@@ -287,9 +273,8 @@ def _connect(context: str) -> Cluster:
             ) from error
         config.load_incluster_config(client_configuration=configuration)
         return Cluster(ApiClient(configuration), namespace=_NAMESPACE.read_text().strip(), context="of this pod")
-    is_chosen = name != current["name"]
     namespace = str(known[name].get("namespace") or "default")
-    return Cluster(ApiClient(configuration), namespace=namespace, context=name, is_chosen=is_chosen)
+    return Cluster(ApiClient(configuration), namespace=namespace, context=name)
 
 
 def _away(server: str, context: str, error: Exception) -> str:

@@ -41,7 +41,6 @@ def refusal(status: int, **members: object) -> Say:
         (refusal(401, message="Unauthorized"), 1, "does not accept the credentials of context here"),
         (refusal(403, message="User ann cannot list jobs"), 1, "permission denied: User ann cannot list jobs; ask the"),
         (refusal(422, message="spec.env is fixed"), 2, "the API server rejected the request: spec.env is fixed"),
-        (refusal(429, message="too many requests"), 1, "is busy: too many requests; try again"),
         (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
         (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
         (Say(200, b"<html>Log in</html>"), 1, "did not answer as an API server does: <html>Log in</html>"),
