@@ -188,33 +188,24 @@ def show_table(rows: Sequence[Row]) -> str:
     """One line per checkpoint or pairing; means with their 95 % intervals. A pairing has the returns of each group in
     place of their sum.
     """
-    files = [name if isinstance(name, Mapping) else {"checkpoint": name} for name, _ in rows]
-    is_paired = isinstance(rows[0][0], Mapping)
-    groups = sorted(rows[0][1].get("groups", ())) if is_paired else []
-    metrics = sorted({name for _, found in rows for name in found.get("metrics", ())})
-    has_success = any("success" in found for _, found in rows)
-    header = [*(name.upper() for name in files[0]), "EPISODES"]
-    header += [f"{group.upper()}.{what}" for group in groups for what in ("RETURN", "W/D/L")]
-    header += ["LENGTH"] if is_paired else ["RETURN", "MEDIAN", "MIN", "MAX", "LENGTH"]
-    header += ["SUCCESS"] if has_success else []
-    for name in metrics:
-        header.append(f"METRICS.{name.upper()}" if name.upper() in header else name.upper())
-    lines = [header]
-    for (_, found), names in zip(rows, files, strict=True):
-        returns, success = found["return"], found.get("success")
-        line = [*names.values(), str(found["episodes"])]
-        for own in (found["groups"][group] for group in groups):
-            line += [_mean(own["return"]), "/".join(str(own.get(what, "-")) for what in ("wins", "draws", "losses"))]
-        if not is_paired:
-            line += [_mean(returns), *(f"{returns[key]:g}" for key in ("median", "min", "max"))]
-        line.append(_mean(found["length"]))
-        if has_success:
-            line.append(
-                "-" if success is None else f"{success['rate']:.1%} [{success['low']:.1%}, {success['high']:.1%}]"
-            )
-        line += [_mean(found["metrics"][metric]) if metric in found.get("metrics", ()) else "-" for metric in metrics]
+    lines: list[dict[str, str]] = []
+    for name, found in rows:
+        if isinstance(name, Mapping):
+            line = {group.upper(): uri for group, uri in name.items()} | {"EPISODES": str(found["episodes"])}
+            for group, own in sorted(found.get("groups", {}).items()):
+                line[f"{group.upper()}.RETURN"] = _mean(own["return"])
+                line[f"{group.upper()}.W/D/L"] = "/".join(
+                    str(own.get(what, "-")) for what in ("wins", "draws", "losses")
+                )
+        else:
+            line = {"CHECKPOINT": name, "EPISODES": str(found["episodes"]), "RETURN": _mean(found["return"])}
+        line["LENGTH"] = _mean(found["length"])
+        if success := found.get("success"):
+            line["SUCCESS"] = f"{success['rate']:.1%} [{success['low']:.1%}, {success['high']:.1%}]"
+        line |= {f"METRICS.{metric.upper()}": _mean(spread) for metric, spread in found.get("metrics", {}).items()}
         lines.append(line)
-    return columns_of(lines)
+    titles = dict.fromkeys(title for line in lines for title in line)
+    return columns_of([[*titles], *([line.get(title, "-") for title in titles] for line in lines)])
 
 
 def _mean(spread: Mapping[str, float]) -> str:
@@ -222,9 +213,6 @@ def _mean(spread: Mapping[str, float]) -> str:
 
 
 def _folders(weights: Sequence[str], output: str) -> dict[str, str]:
-    if len(set(weights)) < len(weights):
-        twice = next(uri for uri in weights if weights.count(uri) > 1)
-        raise BadInput(f"--weights {twice} is given more than once; give each checkpoint once")
     if not output or len(weights) == 1:
         return dict.fromkeys(weights, output)
     for depth in (1, 2, 3):

@@ -242,7 +242,6 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
         ([], "small has no collection.episodes; say how many to play"),
         (["--episodes", "2", "--video", "1"], "--video needs a folder for its files; give --output"),
         (["--video", "1", "--output", "s3://b/x"], "needs a folder of this machine for its files, and --output s3://"),
-        (["--episodes", "2", "--weights", "a.st", "--weights", "a.st"], "--weights a.st is given more than once"),
         (["--episodes", "2", "--seed", str(2**31 - 1)], "leaves no room for the episodes' own seeds"),
     ):
         assert entry.run(["evaluate", job, *arguments]) == 2
