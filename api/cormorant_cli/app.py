@@ -90,10 +90,7 @@ def openapi() -> None:
 @app.command(rich_help_panel=_REFERENCE)
 def version() -> None:
     """Print the version of Cormorant."""
-    try:
-        found = metadata.version("cormorant")
-    except metadata.PackageNotFoundError:  # a source tree that was not installed
-        found = "unknown"
+    found = metadata.version("cormorant")
     tell({"version": found}, f"cormorant {found}")
 
 

@@ -73,7 +73,6 @@ _APIS = {
     "PodGroup": ("apis/scheduling.k8s.io/v1beta1", "podgroups"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "CustomResourceDefinition": ("apis/apiextensions.k8s.io/v1", "customresourcedefinitions"),
-    "SelfSubjectAccessReview": ("apis/authorization.k8s.io/v1", "selfsubjectaccessreviews"),
     "Certificate": ("apis/cert-manager.io/v1", "certificates"),
     "Workload": ("apis/kueue.x-k8s.io/v1beta2", "workloads"),
     "ResourceFlavor": ("apis/kueue.x-k8s.io/v1beta2", "resourceflavors"),
