@@ -109,7 +109,7 @@ def build_with(image: str, dockerfile: str, folder: Path, *modules: str) -> None
 def test_a_sidecar_that_is_killed_comes_back_alone(installed: Installation, tmp_path: Path) -> None:
     image = f"{PREFIX}/openenv-walk:{installed.images.tag}"
     build_with(image, OPENENV, tmp_path, "openenv_server.py")
-    fields = {"observation": [{"name": "total", "dtype": "int64"}], "legalActions": "legal"}
+    fields = {"observation": [{"name": "total", "dtype": "int64"}]}
     env = {"openenv": {"image": image, "numEnvs": 2, "fields": fields}}
     manifest = small_job("walk", env, collection={"framesPerBatch": 64})
     with running(installed.jobs, manifest) as job:
