@@ -46,7 +46,6 @@ def encode(loan: Loan, *, batch_id: str, delivery: int) -> list[memoryview]:
 
 
 def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
-    """Metadata of a batch's file."""
     parts = [
         {
             "worker": part.worker,

@@ -41,7 +41,6 @@ class LoanPart:
     """Time at which the worker got its ticket, in monotonic seconds of the fleet's process; likewise `sealed_at`."""
     sealed_at: float = 0.0
     collect_s: float = 0.0
-    """Seconds spent stepping."""
 
 
 @dataclass(eq=False)
@@ -144,7 +143,6 @@ class BatchQueue:
         self.num_asking = 0
         """Consumers that wait for a round."""
         self.has_lent = False
-        """A consumer has taken a round."""
         self.dropped: dict[str, int] = {}
         """Frames that were stepped and never delivered, by reason."""
         self._scheduler = scheduler
@@ -289,7 +287,6 @@ class BatchQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Number of complete rounds that are not taken."""
         return len(self._queue) + len(self.backlog)
 
     @property

@@ -181,7 +181,6 @@ class FleetCore:
 
     @property
     def num_slots(self) -> int:
-        """Number of slots of workers that collect."""
         return len(self.slots.collecting)
 
     @property

@@ -46,11 +46,9 @@ class Events:
         self._noted: deque[FleetEvent] = deque()
 
     def subscribe(self, listener: Listener) -> None:
-        """Call a listener for each event from now on."""
         self._listeners.append(listener)
 
     def note(self, kind: str, **fields: Any) -> None:
-        """Note an event with these fields of `FleetEvent`."""
         # Called several times per batch: without listeners, no event is made.
         if self._listeners:
             self._noted.append(FleetEvent(kind=kind, **fields))

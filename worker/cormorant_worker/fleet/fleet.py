@@ -383,7 +383,6 @@ class WorkerFleet:
 
     @property
     def found_frames(self) -> int:
-        """Number of frames counted before this fleet began."""
         return self._core.found_frames
 
     @property

@@ -42,7 +42,6 @@ class FleetState:
     past: Mapping[int, bytes | memoryview] = field(default_factory=dict)
     """Earlier publishes that groups of agents may play, oldest first; `weights` is then the last publish alone."""
     run: str = ""
-    """Names the fleet."""
     epoch: Count = 0
     dataset: str = ""
     """URI; empty: none."""

@@ -142,7 +142,6 @@ class WorkerStats:
     """0 while it has none: a Ray actor that is not placed."""
     env_restarts: int
     device: str = "cpu"
-    """Torch device of its policy."""
 
 
 @dataclass(slots=True, eq=False)
@@ -165,7 +164,6 @@ class WorkerHandle:
     """Unanswered offer of weights, or the first request sent in place of one. It gets no other offer before it
     answers."""
     offered: PolicyVersion = INITIAL_VERSION
-    """Version that it was last offered."""
     accepted: PolicyVersion = INITIAL_VERSION
     """Version that it last accepted: it will apply it, if it has not."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
@@ -248,7 +246,6 @@ class WorkerHandle:
             self.stuck.add(self)
 
     def ask(self, command: Command, payload: Payload | None = None) -> Question:
-        """Send a command with its bytes."""
         size_bytes = payload.size_bytes if payload is not None else 0
         request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
         self.unanswered[request.number] = question = Question(self, command)

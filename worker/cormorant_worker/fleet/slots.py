@@ -69,7 +69,6 @@ class Slots:
 
     @property
     def workers(self) -> Iterator[WorkerHandle]:
-        """Workers that are listened to."""
         return self.workers_in(*LIVING)
 
     @property
@@ -115,7 +114,6 @@ class Slots:
         return ", ".join(described) or "there are no workers"
 
     def ask_all(self, command: Command) -> list[Question]:
-        """Send a request to every ready collecting worker."""
         return [handle.ask(command) for handle in self.workers if handle.is_ready and not handle.slot.is_server]
 
     def tell_all(self, command: PlainCommand, *, only_ready: bool = True) -> None:
@@ -226,7 +224,6 @@ class Slots:
             self._reassign_servers()
 
     def _reassign_servers(self) -> None:
-        """Notify workers whose server changes."""
         for slot in self.collecting:
             before = slot.servers
             if (now := self.servers_of(slot)) != before and slot.worker is not None and slot.state in LIVING:
@@ -271,7 +268,6 @@ class Lineage:
             slot.attempt = max(slot.attempt, saved.attempts.get(slot.name, -1))
 
     def landed(self, slot: Slot, sealed: Sealed) -> None:
-        """Record a batch of a slot."""
         slot.written += sealed.num_frames
         slot.next_trajectory = max(slot.next_trajectory, sealed.next_trajectory)
         if slot.warmup_frames:

@@ -44,7 +44,6 @@ class GroupStats:
     """One worker group, including workers that are gone. The fleet counts in one of its own and hands out copies."""
 
     desired: int = 0
-    """Number of wanted slots."""
     alive: int = 0
     """Workers that start or run."""
     versions: Counter[PolicyVersion] = field(default_factory=Counter)
@@ -52,7 +51,6 @@ class GroupStats:
     stepped_frames: int = 0
     """So far."""
     spent_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACTIVITIES, 0.0))
-    """Seconds of all workers by activity."""
     restarts: Counter[RestartReason] = field(default_factory=Counter)
     """Workers replaced so far, by reason."""
     env_restarts: int = 0

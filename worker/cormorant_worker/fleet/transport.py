@@ -120,8 +120,6 @@ class BlockPool(Protocol):
 
 
 class Engine(Protocol):
-    """Starts workers and owns the memory of batches."""
-
     descriptors_each: int
     """Number of file descriptors per worker in this process."""
 

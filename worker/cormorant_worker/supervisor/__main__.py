@@ -32,7 +32,6 @@ _USAGE = "write `supervisor head -- COMMAND...` or `supervisor worker`"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a supervisor. Returns the exit code."""
     epoch = os.environ.get("CORMORANT_EPOCH", "")
     context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=int(epoch) if epoch.isdecimal() else None)
     configure_logs(context)

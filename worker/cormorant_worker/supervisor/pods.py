@@ -197,7 +197,6 @@ class WorkerPod:
 
 
 def _has_actor() -> bool:
-    """Whether a worker's actor runs in this pod."""
     for process in descendants():
         with suppress(psutil.Error):
             if process.cmdline()[:1] and process.cmdline()[0].startswith(ACTOR_TITLE):

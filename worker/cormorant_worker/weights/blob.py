@@ -72,7 +72,6 @@ class WeightsBlob:
 
     @classmethod
     def from_bytes(cls, data: bytes | memoryview) -> "WeightsBlob":
-        """Copy and check the bytes of a file."""
         return cls.joined((data,)).check()
 
     @classmethod
@@ -101,7 +100,6 @@ class WeightsBlob:
 
     @property
     def specs(self) -> dict[str, dict[str, TensorSpec]]:
-        """Shapes and dtypes, from the header alone."""
         return {
             model: {
                 name: TensorSpec(shape=entry.shape, dtype=TORCH_NAMES[entry.dtype]) for name, entry in entries.items()

@@ -144,7 +144,6 @@ class Reseed:
     """
 
     number: int
-    """Number of the reply."""
     place: WorkerPlace
 
 
@@ -174,7 +173,6 @@ class Failed:
     """Worker -> fleet: the error that ends this process."""
 
     kind: str
-    """The error's class."""
     message: str
     traceback: str
     is_final: bool

@@ -32,7 +32,6 @@ class SocketUplink:
         self._control = control
         self._sending_data = threading.Lock()
         self._sending_control = threading.Lock()
-        """Guard writes to the connections."""
         self._slots: dict[int, Block] = {}
         self.descriptors: tuple[int, ...] = ()
         """That came with the newest message of `recv`."""

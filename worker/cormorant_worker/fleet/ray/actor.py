@@ -53,8 +53,6 @@ def _method(*, concurrency_group: str) -> Callable[[_Function], _Function]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """A worker's reports and its heartbeat."""
-
     messages: tuple[object, ...]
     is_from_listen: bool
     frames: int

@@ -100,7 +100,6 @@ class RayCluster:
             )
 
     def store_bytes(self) -> int:
-        """Smallest object store memory of the living nodes."""
         return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
 
     def close(self) -> None:

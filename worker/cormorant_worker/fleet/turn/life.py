@@ -215,7 +215,6 @@ class SlotLife:
         return len(grants) >= _MOST_GRANTS
 
     def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
-        """Record that a worker no longer holds a ticket."""
         self.num_tickets -= 1
         out = handle.tickets.pop(number)
         if handle.slot.state is SlotState.WORKING:
@@ -266,7 +265,6 @@ class SlotLife:
             self.lose(handle, reason=reason, kind="hang", is_killed=True)
 
     def fail(self, handle: WorkerHandle, failed: messages.Failed) -> None:
-        """Handle a worker's report that it failed."""
         core = self._core
         log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)
         # No worker can run in its pod, which ends and has a successor: not a failure of the slot.

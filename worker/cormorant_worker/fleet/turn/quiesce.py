@@ -276,7 +276,6 @@ class Quiesce:
         return {slot: reply.state for slot, reply in replies.items()}
 
     def ask(self, handle: WorkerHandle, command: messages.Command, what: str, *, timeout_s: float) -> bytes:
-        """Ask one worker, and wait for its reply."""
         replies = self.replies([handle.ask(command)], what, timeout_s=timeout_s)
         if not replies:
             raise FleetError(f"worker {handle.name} ended and could not {what}; ask its replacement")
