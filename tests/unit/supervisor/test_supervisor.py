@@ -31,7 +31,7 @@ def test_worker_starts_ray_with_its_slot() -> None:
     command = ray_command.worker_command(read_worker_settings(WORKER))
     assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
     assert '--resources={"slot:cpu-3": 1}' in command
-    assert {"--node-ip-address=10.1.2.3", "--node-manager-port=0", "--max-worker-port=0"} <= set(command)
+    assert {"--node-ip-address=10.1.2.3", "--max-worker-port=0"} <= set(command)
     assert {"--num-cpus=1", "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray"} <= set(command)
     assert not [flag for flag in command if flag.startswith(("--port", "--head"))]
     settings = read_worker_settings({**WORKER, "CORMORANT_HEAD": "[fd00::1]:6379"})

@@ -11,17 +11,6 @@ from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 STARTED = "Ray runtime started."
 """Output of `ray start` once the node is registered with the head."""
 
-_PORTS = (
-    "--node-manager-port",
-    "--object-manager-port",
-    "--dashboard-agent-listen-port",
-    "--dashboard-agent-grpc-port",
-    "--runtime-env-agent-port",
-    "--metrics-export-port",
-    "--min-worker-port",
-    "--max-worker-port",
-)
-"""Each is any free one: the head hears which. Several nodes may share a machine."""
 _LIMITS = {
     # Ray looks at each node once a second. One that has ended fails at once, and is given up after three looks. One
     # without CPU time, or frozen, has three times ten seconds to answer, and so has a head with `limits.cpu: 400m`.
@@ -94,7 +83,8 @@ def _start(settings: RaySettings, *what: str) -> list[str]:
     return [
         *(sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *what),
         f"--node-ip-address={settings.pod_ip}",
-        *(f"{flag}=0" for flag in _PORTS),
+        # Any free ones, as Ray takes for itself: several nodes may share a machine.
+        *("--dashboard-agent-listen-port=0", "--min-worker-port=0", "--max-worker-port=0"),
         # A slot is a whole pod, and Kubernetes has counted its devices: Ray would only count them again.
         "--num-gpus=0",
         f"--object-store-memory={settings.store_bytes or store_bytes()}",
