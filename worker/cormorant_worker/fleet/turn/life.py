@@ -330,9 +330,6 @@ class SlotLife:
         how, durable_frames = seen
         reason = reason or how
         is_first, has_finished = core.ready is None, slot.final_state is not None
-        if is_first and not has_finished and kind == "crash":
-            env = core.job.spec.env
-            reason += f" {env.block.title} {env.name} with kwargs {dict(env.block.kwargs)}: check its arguments"
         core.counters.follow(handle)
         is_closing = core.is_closing
         # Asynchronous environments may have stepped past the last ticket of a worker that was told to end.
