@@ -227,10 +227,8 @@ def head_pod(cluster: Cluster, job: Raw) -> str:
         return str(head["metadata"]["name"])
     for kind in ("Completed", "Failed", "Suspended"):
         if holds(job, kind):
-            uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
-            results = f"; its results are in {uri}" if uri else ""
             kind_of_error = NoHead if kind == "Suspended" else HeadGone
-            raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}{results}")
+            raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}")
     phase = (job.get("status") or {}).get("phase")
     reason = f"its last status says {phase}" if phase else "no operator has reconciled the job yet"
     raise NoHead(f"{identity(job)} has no head: {reason}; {doctor}")

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -53,18 +53,12 @@ def told_when_slow(what: str, *, after_s: float = _SLOW_S) -> Iterator[None]:
         timer.cancel()
 
 
-def columns_of(rows: Iterable[Sequence[str]], *, numbers: Collection[int] = ()) -> str:
-    """Rows of cells as aligned text. `numbers`: columns that are aligned on the right."""
+def columns_of(rows: Iterable[Sequence[str]]) -> str:
+    """Rows of cells as aligned text."""
     lines = [list(row) for row in rows]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = (
-        "   ".join(
-            cell.rjust(width) if column in numbers else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    )
-    return "\n".join(map(str.rstrip, padded))
+    padded = ("   ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n".join(padded)
 
 
 def size_of(size_bytes: float) -> str:

@@ -46,7 +46,7 @@ def ls(uri: Uri) -> None:
     tell(
         {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows},
         f"{uri}: {json.dumps(dict(description.env))}",
-        columns_of(lines, numbers=range(1, 6)),
+        columns_of(lines),
         f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}",
     )
 

@@ -124,7 +124,7 @@ def lines_of(found: "Status") -> Iterator[str]:
 def report(
     connection: Connection,
     out: Annotated[
-        str, typer.Option("--out", metavar="FILE", help="HTML file to write; - prints it (default: JOB-report.html).")
+        str, typer.Option("--out", metavar="FILE", help="HTML file to write (default: JOB-report.html).")
     ] = "",
 ) -> None:
     """Save a report of a running job: totals, returns, where time went, events and versions, in one HTML file."""
@@ -133,9 +133,6 @@ def report(
     with connection.client("read") as client, told_when_slow("for the head's history"):
         opening = client.opening()
     html = make_report(opening.model_dump_json(), versions={})
-    if out == "-":
-        typer.echo(html)
-        return
     path = Path(out or f"{opening.moment.status.job}-report.html")
     write_whole(path, memoryview(html.encode()))
     tell({"report": str(path)}, f"report: {path}")

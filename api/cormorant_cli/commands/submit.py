@@ -98,9 +98,8 @@ def _refuse_contradictions(job: CollectorJob, files: Files | None, *, namespace:
         return
     if not is_alone:
         raise BadInput("--code works with one job, but the manifest has several; submit them one by one")
-    if (code := job.spec.code) is not None:
-        source = f'the ConfigMap "{code.config_map}"' if code.image is None else f'the image "{code.image}"'
-        raise BadInput(f"spec.code of {name} names {source}, but --code creates another ConfigMap; remove one of them")
+    if job.spec.code is not None:
+        raise BadInput(f"spec.code of {name} names other code than --code; remove one of them")
 
 
 def _submit(cluster: Cluster, document: Raw, files: Files | None) -> tuple[Raw, str]:
@@ -192,15 +191,12 @@ def read_code(folder: Path) -> dict[str, bytes]:
                 archive.writestr(zipfile.ZipInfo(name, _EPOCH), packed[name], zipfile.ZIP_DEFLATED)
         files[CODE_ARCHIVE] = buffer.getvalue()
     total = sum(len(name) + len(data) for name, data in files.items())
-    if total <= MOST_BYTES:
-        return files
-    every = {name: data for name, data in files.items() if name != CODE_ARCHIVE or not packed} | packed
-    largest = sorted(every, key=lambda name: len(every[name]), reverse=True)[:3]
-    shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
-    raise BadInput(
-        f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
-        "; remove data files, or build the code into an image"
-    )
+    if total > MOST_BYTES:
+        raise BadInput(
+            f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; remove data files "
+            "or build the code into an image"
+        )
+    return files
 
 
 def _files_below(folder: Path) -> list[Path]:
