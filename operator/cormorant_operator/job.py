@@ -163,13 +163,9 @@ def _mend(item: Any, is_broken: bool) -> Any:
 
 # -- digests ---------------------------------------------------------------------------------------------------
 
-REVISION = 1
-"""Raise it to replace all pods."""
 _LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "image", "code", "head")
 """Parts of the spec that do not require a new head, or that its own template covers."""
 _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
-_LATER_POLICY_FIELDS = {"allowNonfinite": False, "compile": "off", "dtype": "float32"}
-"""Fields of `spec.policy` added after v0.2.0, with their defaults: heads of that release keep running."""
 _PLACED = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
 
 
@@ -201,17 +197,12 @@ class Templates:
             {key: value for key, value in group.items() if key not in _LIVE_GROUP_FIELDS}
             for group in document["workerGroups"]
         ]
-        document["policy"] = {
-            key: value
-            for key, value in document["policy"].items()
-            if key not in _LATER_POLICY_FIELDS or value != _LATER_POLICY_FIELDS[key]
-        }
         return names.digest(document)
 
     @cached_property
     def head(self) -> str:
         spec = self.spec
-        return names.digest(REVISION, HEAD, spec.image, self._code, spec.head.to_document(), self.config)
+        return names.digest(HEAD, spec.image, self._code, spec.head.to_document(), self.config)
 
     @cached_property
     def quota(self) -> str:
@@ -228,7 +219,7 @@ class Templates:
     def _workers(self) -> Mapping[str, str]:
         dataset = self.spec.output.dataset
         secret = (dataset.secret,) if dataset is not None and dataset.secret else ()
-        common = (REVISION, WORKER, self.spec.image, self._code, *secret)
+        common = (WORKER, self.spec.image, self._code, *secret)
         return {
             group.name: names.digest(*common, group.device, group.resources, group.template)
             for group in self.spec.worker_groups

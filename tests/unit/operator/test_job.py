@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator import names
-from cormorant_operator.job import Job, Templates, Unreadable, read_job
+from cormorant_operator.job import Job, Unreadable, read_job
 from cormorant_testing.operator_world import make_document, make_job, running
 
 
@@ -51,22 +50,6 @@ def test_a_change_replaces_the_pods_it_is_about(before: Any, after: Any, changed
 
     old, new = digests(before), digests({**before, **after})
     assert {name for name in old if old[name] != new[name]} == set(changed.split())
-
-
-def test_digests_are_those_of_the_last_release() -> None:
-    """Computed with v0.2.0: a field that came later leaves its pods alone as long as it has its default."""
-    spec = {
-        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}},
-        "policy": {"random": {}},
-        "collection": {"framesPerBatch": 256},
-        "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
-        "head": {"resources": {"requests": {"cpu": "50m"}}},
-        "workerGroups": [{"name": "cpu", "resources": {"requests": {"cpu": "50m"}}}],
-        "replicas": 1,
-    }
-    templates = Templates(CollectorJobSpec.model_validate(spec))
-    (group,) = templates.spec.worker_groups
-    assert (templates.config, templates.head, templates.worker(group)) == ("stk65s4f", "vvldcc2x", "4aax2gtz")
 
 
 def read(status: dict[str, Any], **spec: Any) -> Job | Unreadable:
