@@ -31,7 +31,7 @@ from cormorant_operator.decide.status import event, refused_status
 from cormorant_operator.executor import Executor
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job, Unreadable
-from cormorant_operator.job_state import HeadState, JobState, is_cut_off
+from cormorant_operator.job_state import HeadState, JobState
 from cormorant_operator.kube.client import KubeClient, ListedKind, Purpose, purpose
 from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.pods import Pod
@@ -69,8 +69,6 @@ class Controller:
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
-        self.head_states: Counter[HeadState] = Counter()
-        """Number of heads by the result of their last poll. Updated incrementally: thousands are polled."""
         self._num_polled = 0
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=now_utc)
         self._is_resync_wanted = asyncio.Event()
@@ -85,6 +83,11 @@ class Controller:
         """A job has a Workload: watch them."""
         self.is_filled = False
         """The first full resync is done; before, nothing is decided."""
+
+    @property
+    def head_states(self) -> Counter[HeadState]:
+        """Number of heads by the result of their last poll."""
+        return Counter(found for state in self._states.values() if (found := state.head_state) is not None)
 
     async def run(self) -> None:
         await self.resync()
@@ -283,7 +286,6 @@ class Controller:
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(led_since=now, has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
-        state.is_cut_off = state.is_silent and is_cut_off(self.head_states)
         record = self.cache.record(uid)
         # Only jobs with polled heads have changing counters.
         plan = reconcile(job, record, state, now, defaults=self._defaults.for_jobs(self._num_polled))
@@ -379,8 +381,6 @@ class Controller:
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.remade_at, state.has_tokens, state.is_answer_due = now(), False, True
         state.polled_at, state.polled_pod = now(), head.uid
-        if state.poll_s is not None:
-            self._count(state, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
         if state.is_answer_due or state.head_report != before:
             state.is_answer_due = False
             self.jobs_due.add(uid)
@@ -393,22 +393,6 @@ class Controller:
         state.poll_s = poll_s
         if poll_s is None:
             state.polled_at = None
-            self._count(state, None)
-
-    def _count(self, state: JobState, found: HeadState | None) -> None:
-        """Count the result of a poll; None: there is no head to poll."""
-        was_cut_off = is_cut_off(self.head_states)
-        if state.head_state is not None:
-            self.head_states[state.head_state] -= 1
-        if found is not None:
-            self.head_states[found] += 1
-        state.head_state = found
-        if not was_cut_off and is_cut_off(self.head_states):
-            log.error(
-                "heads_silent_together",
-                reason=f"{self.head_states['silent']} of {self.head_states.total()} heads do not answer this operator; "
-                "check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
-            )
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

@@ -1,7 +1,7 @@
 """In-memory state of a job that the API server does not hold. Losing it at any time is harmless."""
 
 import math
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -97,7 +97,6 @@ class Verdict:
 WAITS_LAST_S = 120.0
 """Longest window of waiting times that `decide/view.py` uses."""
 _ALWAYS = datetime.min.replace(tzinfo=UTC)
-_MIN_SILENT = 3
 HeadState = Literal["answering", "silent", "refusing"]
 HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
 
@@ -118,8 +117,6 @@ class JobState:
     """Waiting times from the newest answers, all of one head and one set of group sizes."""
     is_silent: bool = False
     """The head did not answer the last poll."""
-    is_cut_off: bool = False
-    """The head and most others are silent: the operator's own network is the likely cause."""
     distrust: str = ""
     """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
@@ -148,14 +145,19 @@ class JobState:
     """Uid of the head that was polled."""
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
-    head_state: HeadState | None = None
-    """How the head answered its last poll; None: no head to poll, or not polled yet."""
     told: tuple[object, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
     """The next answer of the head must trigger a reconcile, because it was sent a command."""
     counters: tuple[Identity, CollectorJobStatus] | None = None
     """A counter-only status that waits for its write, and the version it is based on."""
+
+    @property
+    def head_state(self) -> HeadState | None:
+        """How the head answered its last poll; None: no head to poll, or not polled yet."""
+        if self.poll_s is None or self.polled_at is None:
+            return None
+        return "refusing" if self.is_token_refused else "silent" if self.is_silent else "answering"
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
@@ -189,8 +191,3 @@ class JobState:
         gone = [key for key in self.refusals if key.startswith(POD_OWNER) and key.removeprefix(POD_OWNER) not in pods]
         for key in gone:
             del self.refusals[key]
-
-
-def is_cut_off(heads: Counter[HeadState]) -> bool:
-    """Whether so many heads are silent at once that the operator's own network is the likely cause."""
-    return heads["silent"] >= _MIN_SILENT and 2 * heads["silent"] > heads.total()

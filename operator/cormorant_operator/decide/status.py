@@ -325,8 +325,6 @@ def _head_silent(view: View, head: Pod) -> Fact:
     if view.state.distrust:
         return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.state.distrust)
     message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
-    if view.state.is_cut_off:
-        message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"
     return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
 
 

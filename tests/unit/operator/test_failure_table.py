@@ -1,6 +1,5 @@
 """What must happen on each failure: one test a row of the table that the operator is built to; and on a new leader."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -13,7 +12,7 @@ from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod,
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.job import Unreadable, read_job
-from cormorant_operator.job_state import HeadAnswer, HeadState, JobState, is_cut_off
+from cormorant_operator.job_state import HeadAnswer, JobState
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_testing.operator_world import BEGIN, World, changes, make_document, of_kind, running, waiting
 
@@ -513,16 +512,3 @@ def test_head_is_known_from_its_first_answer_on_but_for_a_gap_or_another_head() 
         assert (state.is_silent, state.is_token_refused) == (False, False)
         heard.append((state.answering_since - BEGIN).total_seconds())
     assert heard == [5, 5, 5, 140.5, 150]
-
-
-@pytest.mark.parametrize(
-    ("heads", "is_fault"),
-    [
-        pytest.param({"silent": 2}, False, id="few heads prove nothing"),
-        pytest.param({"silent": 3, "answering": 3}, False, id="half of them answer"),
-        pytest.param({"silent": 4, "answering": 2}, True, id="most are silent"),
-        pytest.param({"silent": 3, "refusing": 4}, False, id="they answer: no"),
-    ],
-)
-def test_most_heads_silent_at_once_is_a_fault_of_the_operator(heads: dict[HeadState, int], is_fault: bool) -> None:
-    assert is_cut_off(Counter(heads)) == is_fault
