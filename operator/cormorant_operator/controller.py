@@ -374,8 +374,8 @@ class Controller:
         except errors.HeadSilent as error:
             if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.namespace, reason=str(error))
+                state.silence = str(error)
             state.is_silent, state.is_token_refused = True, isinstance(error, errors.TokenRefused)
-            state.distrust = str(error) if isinstance(error, errors.CertificateRefused) else ""
             state.refused_since = (state.refused_since or now_utc()) if state.is_token_refused else None
             if state.is_token_refused and now() - state.remade_at >= _REMAKE_S:
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.

@@ -11,7 +11,6 @@ OperatorError
   NameTaken            the name belongs to another owner
   Unreachable          the API server did not answer
   HeadSilent           a head did not answer, or not with a valid body
-    CertificateRefused the operator does not trust a head's certificate
     TokenRefused       a head rejected the operator's token
   LeaseLost            another operator leads
 """
@@ -76,10 +75,6 @@ class Unreachable(OperatorError):
 
 class HeadSilent(OperatorError):
     pass
-
-
-class CertificateRefused(HeadSilent):
-    """A head's certificate is not signed by an authority that the operator trusts, or names another host."""
 
 
 class TokenRefused(HeadSilent):

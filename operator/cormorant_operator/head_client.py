@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from cormorant_contract.children import api_host
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
-from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
+from cormorant_operator.errors import HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, Waits
 from cormorant_operator.pods import Pod
@@ -111,14 +111,9 @@ class HeadClient:
                     content += part
                     if len(content) > _MAX_BYTES:
                         raise HeadSilent(f"{head.name} answered {request} with more than {_MAX_BYTES} bytes")
-        except aiohttp.ClientConnectorCertificateError as error:
-            raise CertificateRefused(
-                f"the operator does not trust the certificate of {head.name}: {error.certificate_error}; give the "
-                f"authority that signed it to the chart as jobs.tls.caBundle, and see that it names "
-                f"{api_host(job.name, job.namespace)}"
-            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadSilent(f"{head.name} did not answer {request} within {ANSWER_S:.0f} s: {error!r}") from error
+            words = str(error) or repr(error)
+            raise HeadSilent(f"{head.name} did not answer {request} within {ANSWER_S:.0f} s: {words}") from error
         if response.status >= 400:
             words = content[:300].decode(errors="replace")
             kind = TokenRefused if response.status == 401 else HeadSilent

@@ -117,8 +117,8 @@ class JobState:
     """Waiting times from the newest answers, all of one head and one set of group sizes."""
     is_silent: bool = False
     """The head did not answer the last poll."""
-    distrust: str = ""
-    """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
+    silence: str = ""
+    """Why the head did not answer when its last silence began."""
     is_token_refused: bool = False
     """The head rejects the operator's token."""
     refused_since: datetime | None = None
@@ -160,9 +160,9 @@ class JobState:
         return "refusing" if self.is_token_refused else "silent" if self.is_silent else "answering"
 
     @property
-    def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
+    def head_report(self) -> tuple[HeadAnswer | None, bool, bool]:
         """The head's last answer; a change triggers a reconcile."""
-        return self.answer, self.is_silent, self.is_token_refused, self.distrust
+        return self.answer, self.is_silent, self.is_token_refused
 
     def record_answer(self, answer: HeadAnswer, *, at: datetime, max_gap_s: float) -> None:
         """Record an answer. After a new head or a gap longer than `max_gap_s`, `answering_since` restarts."""
@@ -179,7 +179,6 @@ class JobState:
         self.answer, self.answered_at = answer, at
         self.is_silent = self.is_token_refused = False
         self.refused_since = None
-        self.distrust = ""
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
         before = self.refusals.get(owner)

@@ -11,7 +11,7 @@
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected EnvironmentsFailing WeightsMissing WaitingForConsumer
-                 Unknown: ControlPlaneUnreachable TokenRefused CertificateRefused
+                 Unknown: ControlPlaneUnreachable TokenRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
@@ -322,9 +322,7 @@ def _head_silent(view: View, head: Pod) -> Fact:
             f"lasts, run kubectl delete secret {secret} -n {view.job.namespace}"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
-    if view.state.distrust:
-        return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.state.distrust)
-    message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
+    message = f"the operator leaves the job alone until {head.name} answers: {view.state.silence}"
     return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
 
 

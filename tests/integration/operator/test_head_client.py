@@ -25,7 +25,7 @@ from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.rest.control import Desired
 from cormorant_contract.schema import PLURAL
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError
+from cormorant_operator.errors import HeadSilent, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job, Templates
 from cormorant_operator.job_state import HeadAnswer
@@ -113,7 +113,7 @@ async def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str])
     job, port = served
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
         await ask(job, port, key=b"x" * 32)
-    with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
+    with pytest.raises(HeadSilent, match=r"toy-head-1 did not answer GET /v1/status"):
         await ask(job, "1")
     with pytest.raises(HeadSilent, match="401"):
         await ask(replace(job, uid="u2"), port)
@@ -169,7 +169,7 @@ async def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None
         port = int(served.server.url.rpartition(":")[2])
         assert (await ask(job, port, head=TLS_HEAD, ca_file=ours[0])).sizes == {"cpu": 1}
         for untrusted in (stranger[0], None):
-            with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
+            with pytest.raises(HeadSilent, match=r"toy-head-1 did not answer .*certificate verify failed"):
                 await ask(job, port, head=TLS_HEAD, ca_file=untrusted)
         cluster: Any = JobCluster(job.name, port, ours[0].read_text())
         with connect_to_job(cluster, job.name, "write", token=token) as client:

@@ -323,7 +323,7 @@ def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
     ("known", "reason", "words"),
     [
         ({"is_token_refused": True}, "TokenRefused", "Secret pong-tokens"),
-        ({"distrust": "the operator does not trust it"}, "CertificateRefused", "the operator does not trust it"),
+        ({"silence": "certificate verify failed"}, "ControlPlaneUnreachable", "certificate verify failed"),
     ],
 )
 def test_head_that_answers_in_vain_is_a_condition_only(known: dict[str, Any], reason: str, words: str) -> None:
