@@ -9,7 +9,6 @@ import math
 import random
 from collections.abc import Callable
 
-_MINUTE_S = 60.0
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 300.0
 
@@ -28,8 +27,6 @@ class WorkQueue:
         """Due keys; may contain keys that were forgotten or taken since, or that wait again."""
         self._taken: set[str] = set()
         self._failures: dict[str, int] = {}
-        self._waits: dict[int, float] = {}
-        """Longest delay of a key, by minute; the current and the previous one."""
 
     @property
     def num_due(self) -> int:
@@ -39,9 +36,8 @@ class WorkQueue:
 
     @property
     def longest_wait_s(self) -> float:
-        """Longest delay of a key within the last one to two minutes."""
-        minute = int(_now() // _MINUTE_S)
-        return max((wait_s for at, wait_s in self._waits.items() if at >= minute - 1), default=0.0)
+        """How long the first due key has waited for a worker."""
+        return max(0.0, _now() - min(self._due.values(), default=math.inf))
 
     def add(self, key: str, *, after_s: float = 0.0) -> None:
         """Queue a key, due in `after_s`; an earlier due time is kept."""
@@ -60,12 +56,7 @@ class WorkQueue:
         while True:
             key = await self._ready.get()
             if key in self._due and key not in self._taken and key not in self._timers:
-                now, due = _now(), self._due.pop(key)
-                minute = int(now // _MINUTE_S)
-                if minute not in self._waits:
-                    kept = {at: longest for at, longest in self._waits.items() if at == minute - 1}
-                    self._waits = kept | {minute: 0.0}
-                self._waits[minute] = max(self._waits[minute], now - due)
+                del self._due[key]
                 self._taken.add(key)
                 return key
 

@@ -25,7 +25,7 @@ RECONCILE_ERRORS = _METRICS.counter(
     "reconcile_errors_total", "Reconcile attempts that failed and will be retried.", by.HANDLER
 )
 QUEUE_DEPTH = _METRICS.gauge("workqueue_depth", "Jobs that are due but not processed yet.", by.QUEUE)
-QUEUE_WAIT = _METRICS.gauge("workqueue_longest_wait_seconds", "Longest delay of a reconcile in the last minute.")
+QUEUE_WAIT = _METRICS.gauge("workqueue_longest_wait_seconds", "How long the first due reconcile has waited.")
 LOST_NAMESPACES = _METRICS.gauge(
     "lost_namespaces", "Namespaces that the operator may not list; their jobs are not touched."
 )
