@@ -1,7 +1,6 @@
 """Configuration of one operator installation: its command line, and the defaults and intervals that decisions read."""
 
 import argparse
-import ipaddress
 import math
 import os
 import socket
@@ -62,8 +61,6 @@ class OperatorDefaults:
     """Each job gets a NetworkPolicy."""
     has_pod_groups: bool = False
     """The API server serves PodGroups: each job without a queue gets one. Found out by the controller."""
-    open_to_cidrs: tuple[str, ...] = ()
-    """CIDRs outside the cluster that this policy admits."""
     poll_s: float = 15.0
     """Interval of polling a head."""
     fast_poll_s: float = 2.0
@@ -105,11 +102,6 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         raise SettingsError(f"--api-qps {given.requests_per_s}: must be a number of at least 1")
     if given.request_burst < 1:
         raise SettingsError(f"--api-burst {given.request_burst}: must be at least 1")
-    for cidr in given.open_to_cidrs:
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError as error:
-            raise SettingsError(f"--open-to-cidr {cidr} is not a CIDR such as 10.0.0.0/8: {error}") from error
     try:
         key = given.key_file.read_bytes().strip()
     except OSError as error:
@@ -161,7 +153,6 @@ def _parser() -> argparse.ArgumentParser:
         "--image-volumes", dest="has_image_volumes", what="mount spec.code.image as a volume, do not copy its files"
     )
     add_flag("--network-policies", dest="has_network_policies", what="create a NetworkPolicy for each job")
-    add_list("--open-to-cidr", dest="open_to_cidrs", what="CIDR outside the cluster that this policy admits")
     add_list("--namespace", dest="namespaces", what="namespace to watch; default: all")
     add("--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)")
     add("--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run")

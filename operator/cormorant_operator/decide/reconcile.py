@@ -122,7 +122,7 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
         refused = view.state.refused_since
         is_wrong = refused is not None and view.now >= view.after(refused, 12 * view.defaults.poll_s)
         yield plan.CreateTokens(claim=config if is_unclaimed else None, is_wrong=is_wrong)
-    wanted = [network_policy(view.job, view.defaults)] if view.defaults.has_network_policies else []
+    wanted = [network_policy(view.job)] if view.defaults.has_network_policies else []
     wanted += view.pod_groups
     if not is_unclaimed:
         wanted = [config, *wanted, *certificates(view.job)]

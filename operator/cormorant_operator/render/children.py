@@ -27,7 +27,6 @@ from cormorant_operator import names
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, owner_reference
-from cormorant_operator.settings import OperatorDefaults
 
 _GANG_FIELDS = ("schedulerName", "priorityClassName", "priority", "preemptionPolicy")
 """Fields in which all pods of a PodGroup agree; its scheduler refuses the whole group otherwise."""
@@ -54,17 +53,16 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     ]
 
 
-def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
-    """Pods of the job reach each other on every port; others reach the API, bulk data and metrics ports."""
+def network_policy(job: Job) -> Manifest:
+    """Pods of the job reach each other on every port; other pods reach the API, bulk data and metrics ports."""
     own = {"matchLabels": {JOB_UID: job.uid}}
     ports = sorted({API_PORT, DATA_PORT, WORKER_PORT})
-    others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in defaults.open_to_cidrs)]
     spec = {
         "podSelector": own,
         "policyTypes": ["Ingress"],
         "ingress": [
             {"from": [{"podSelector": own}]},
-            {"from": others, "ports": [{"port": port, "protocol": "TCP"} for port in ports]},
+            {"from": [{"namespaceSelector": {}}], "ports": [{"port": port, "protocol": "TCP"} for port in ports]},
         ],
     }
     return child(job, "NetworkPolicy", f"{job.name}-pods", {"spec": spec}, api_version="networking.k8s.io/v1")

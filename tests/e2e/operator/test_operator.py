@@ -68,13 +68,12 @@ def test_what_others_change_is_restored(running: Scene) -> None:
 
 def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
     namespace = scene.namespace
-    network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
 
     def policies() -> dict[str, Any]:
         return {item["metadata"]["name"]: item for item in namespace.items("networkpolicies")}
 
     with Kubelet(namespace):
-        with scene.operator(*network):
+        with scene.operator("--network-policies"):
             scene.submit()
             scene.until_ready()
             policy = policies()["pong-pods"]
@@ -84,7 +83,7 @@ def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
             # The API server's defaults make no difference: it is not applied again and again.
             assert policies()["pong-pods"]["metadata"]["resourceVersion"] == policy["metadata"]["resourceVersion"]
         namespace("patch", "networkpolicy", "pong-pods", "--type=merge", "-p", '{"spec": {"ingress": []}}')
-        with scene.operator(*network):
+        with scene.operator("--network-policies"):
             scene.until(lambda: policies()["pong-pods"]["spec"] == policy["spec"], "the policy is back")
             assert set(policies()) == {"pong-pods"}
             assert len(namespace.names("pods")) == 3

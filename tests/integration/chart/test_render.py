@@ -27,7 +27,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "replicas": ("replicas=3",),
     "shard": ("jobSelector=team notin (a\\, b)", "apiRequests.perSecond=200", "apiRequests.burst=400"),
     "network": ("networkPolicy.enabled=true",),
-    "job-network": ("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8}"),
+    "job-network": ("jobs.networkPolicy.enabled=true",),
     "names-given": ("key.existingSecret=ours", "serviceAccount.create=false", "serviceAccount.name=me"),
     "nothing-for-the-cluster": ("crd.install=false", "rbac.create=false", "rbac.userRoles=false"),
     "images": (
@@ -248,11 +248,11 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
 
 
 def test_network_policies_come_with_their_rights() -> None:
-    manifests = render("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8,fd00::/8}")
-    assert {"--network-policies", "--open-to-cidr=10.0.0.0/8", "--open-to-cidr=fd00::/8"} < set(flags(manifests))
+    manifests = render("jobs.networkPolicy.enabled=true")
+    assert "--network-policies" in flags(manifests)
     assert granted(manifests, "networking.k8s.io") == {"networkpolicies"}
-    without = render("jobs.networkPolicy.fromCidrs={10.0.0.0/8}")
-    assert not [flag for flag in flags(without) if "network" in flag or "cidr" in flag]
+    without = render()
+    assert not [flag for flag in flags(without) if "network" in flag]
     assert granted(without, "networking.k8s.io") == set()
 
 

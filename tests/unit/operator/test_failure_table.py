@@ -247,14 +247,14 @@ def test_operators_agree_on_the_successor_of_a_pod() -> None:
 
 
 def test_network_policy_opens_api_and_metrics_to_others_only() -> None:
-    world = World(defaults=OperatorDefaults(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
+    world = World(defaults=OperatorDefaults(has_network_policies=True))
     (policy,) = [a.manifest for a in of_kind(world.plan().actions, ApplyChild) if a.manifest["kind"] == "NetworkPolicy"]
     own = {"matchLabels": {"cormorant.dev/job-uid": world.job.uid}}
     assert policy["spec"]["podSelector"] == own
     assert policy["spec"]["policyTypes"] == ["Ingress"]
     among, others = policy["spec"]["ingress"]
     assert among == {"from": [{"podSelector": own}]}
-    assert others["from"] == [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert others["from"] == [{"namespaceSelector": {}}]
     assert [port["port"] for port in others["ports"]] == [8000, 8001]
     world.run()
     for action in of_kind(world.done, CreatePod):

@@ -35,12 +35,12 @@ def test_defaults(key: str) -> None:
 
 
 def test_what_is_given(key: str) -> None:
-    given = "--namespace a --namespace b --lease ns/op --network-policies --open-to-cidr 10.0.0.0/8 --any-user"
+    given = "--namespace a --namespace b --lease ns/op --network-policies --any-user"
     more = "--architecture amd64 --architecture arm64"
     settings = read_settings(["--key-file", key, "--image", "i", *given.split(), *more.split()])
     assert (settings.namespaces, settings.lease) == (("a", "b"), ("ns", "op"))
     defaults = settings.defaults
-    assert (defaults.has_network_policies, defaults.open_to_cidrs) == (True, ("10.0.0.0/8",))
+    assert defaults.has_network_policies
     assert (defaults.architectures, defaults.has_fixed_user) == (("amd64", "arm64"), False)
 
 
@@ -51,7 +51,6 @@ def test_what_is_given(key: str) -> None:
         (["--poll-seconds", "0"], "--poll-seconds 0.0: must be a number greater than 0"),
         (["--poll-seconds", "nan"], "--poll-seconds nan: must be a number greater than 0"),
         (["--api-qps", "inf"], "--api-qps inf: must be a number of at least 1"),
-        (["--open-to-cidr", "10.0.0.1/8"], "--open-to-cidr 10.0.0.1/8 is not a CIDR"),
         (["--key-file", "/nonexistent"], "cannot read --key-file /nonexistent"),
         (["--key-file", "/dev/null"], "--key-file /dev/null holds 0 bytes; a key has at least 32"),
     ],
