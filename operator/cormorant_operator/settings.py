@@ -1,7 +1,6 @@
 """Configuration of one operator installation: its command line, and the defaults and intervals that decisions read."""
 
 import argparse
-import math
 import os
 import socket
 from collections.abc import Sequence
@@ -77,12 +76,6 @@ class OperatorDefaults:
     """Delay after a failed resync."""
     stood_still_s: float = 10.0
     """If the operator stood still for longer, it has missed events."""
-    max_creates: int = 50
-    """Pods created per reconcile; the next reconcile creates more."""
-    head_grace_s: int = 60
-    """Time of a head from SIGTERM to SIGKILL; it drains for half of it."""
-    worker_grace_s: int = 60
-    """Time of a worker from SIGTERM to SIGKILL, for finishing its batch."""
 
     def for_jobs(self, number: int) -> "OperatorDefaults":
         """Stretch `counters_interval_s` so that this many jobs stay within `counters_per_s`."""
@@ -96,12 +89,6 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     namespace, _, name = given.lease.partition("/")
     if given.lease and not (namespace and name):
         raise SettingsError(f"--lease {given.lease}: expected NAMESPACE/NAME")
-    if not 0 < given.poll_s < math.inf:
-        raise SettingsError(f"--poll-seconds {given.poll_s}: must be a number greater than 0")
-    if not 1 <= given.requests_per_s < math.inf:
-        raise SettingsError(f"--api-qps {given.requests_per_s}: must be a number of at least 1")
-    if given.request_burst < 1:
-        raise SettingsError(f"--api-burst {given.request_burst}: must be at least 1")
     try:
         key = given.key_file.read_bytes().strip()
     except OSError as error:
@@ -111,13 +98,13 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in vars(given).items()
     }
-    chosen = {field.name: values[field.name] for field in fields(OperatorDefaults) if field.name in values}
-    own = {field.name: values[field.name] for field in fields(Settings) if field.name in values}
+    own = {field.name: values.pop(field.name) for field in fields(Settings) if field.name in values}
+    del values["key_file"]
     return Settings(
         **{
             **own,
             "key": key,
-            "defaults": OperatorDefaults(**chosen, counters_per_s=COUNTERS_SHARE * given.requests_per_s),
+            "defaults": OperatorDefaults(**values, counters_per_s=COUNTERS_SHARE * given.requests_per_s),
             "lease": (namespace, name) if given.lease else None,
             "identity": f"{socket.gethostname()}-{os.getpid()}",
         }
@@ -133,26 +120,31 @@ def _parser() -> argparse.ArgumentParser:
     def add_list(option: str, *, dest: str, what: str) -> None:
         add(option, dest=dest, action="append", default=[], help=f"{what} (repeatable)")
 
-    def add_flag(option: str, *, dest: str, what: str, value: bool = True) -> None:
-        add(option, dest=dest, action="store_const", const=value, default=not value, help=what)
-
     # Destinations are fields of Settings and OperatorDefaults.
     add("--key-file", type=Path, required=True, help="file with the key that job tokens are derived from")
     add("--image", required=True, help="image of jobs that do not set spec.image")
     add("--cuda-image", default="", help="image of their workers in groups with `device: gpu` (default: --image)")
     add_list("--architecture", dest="architectures", what="CPU architecture of these images, such as amd64")
-    add_flag(
+    add(
         "--any-user",
         dest="has_fixed_user",
-        what="do not set runAsUser in pods; the platform assigns a user (OpenShift)",
-        value=False,
+        action="store_false",
+        help="do not set runAsUser in pods; the platform assigns a user (OpenShift)",
     )
     add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
     add_list("--image-pull-secret", dest="image_pull_secrets", what="Secret in each job's namespace")
-    add_flag(
-        "--image-volumes", dest="has_image_volumes", what="mount spec.code.image as a volume, do not copy its files"
+    add(
+        "--image-volumes",
+        dest="has_image_volumes",
+        action="store_true",
+        help="mount spec.code.image as a volume, do not copy its files",
     )
-    add_flag("--network-policies", dest="has_network_policies", what="create a NetworkPolicy for each job")
+    add(
+        "--network-policies",
+        dest="has_network_policies",
+        action="store_true",
+        help="create a NetworkPolicy for each job",
+    )
     add_list("--namespace", dest="namespaces", what="namespace to watch; default: all")
     add("--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)")
     add("--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run")

@@ -11,6 +11,9 @@ from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod, Slot
 from cormorant_operator.render.pods import PodOrigin, worker_pod
 
+_MAX_CREATES = 50
+"""Pods created per reconcile; the next reconcile creates more."""
+
 
 def plan_workers(view: View, draft: Draft) -> None:
     """Decide about every worker pod, once the head is decided about."""
@@ -28,7 +31,7 @@ def plan_workers(view: View, draft: Draft) -> None:
         draft,
         may_create=draft.is_head_coming and view.may_create,
         may_update=view.may_create and not is_of_another_image,
-        creates_left=view.defaults.max_creates,
+        creates_left=_MAX_CREATES,
         may_go=max(0, view.policy.unavailable_of(sum(view.sizes.values())) - missing),
     )
     for group in view.groups:

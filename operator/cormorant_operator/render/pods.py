@@ -66,8 +66,8 @@ _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
 _READY_S = 55
 """How long the readiness probe of a starting pod waits for its answer."""
-_KUBERNETES_GRACE_S = 30
-"""Kubernetes' default, for a template that removes the grace period."""
+_GRACE_S = 60
+"""Default time from SIGTERM to SIGKILL. A worker finishes its batch in it, and a head drains for half of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,7 @@ def head_pod(
     head, secret = job.spec.head, tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
-    grace_s = _grace_s(head.template, defaults.head_grace_s)
+    grace_s = _grace_s(head.template)
     own = {"CORMORANT_JOB": job.name, "CORMORANT_EPOCH": str(epoch), "CORMORANT_PUBLISHED_VERSION": str(version)}
     container: dict[str, Any] = {
         "command": [
@@ -178,7 +178,7 @@ def head_pod(
 def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
-    grace_s = _grace_s(group.template, defaults.worker_grace_s)
+    grace_s = _grace_s(group.template)
     openenv = None if group.serves else job.spec.env.openenv
     own = {
         "CORMORANT_HEAD": f"{names.head_service(job.name)}:{GCS_PORT}",
@@ -382,13 +382,11 @@ def _container(name: str, image: str, defaults: OperatorDefaults, resources: Map
     }
 
 
-def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
+def _grace_s(overlay: Mapping[str, Any]) -> int:
     """Time from SIGTERM to SIGKILL. Processes are told the same value as the kubelet."""
-    given = _part(overlay, "spec").get("terminationGracePeriodSeconds", default_s)
-    if given is None:
-        return _KUBERNETES_GRACE_S
+    given = _part(overlay, "spec").get("terminationGracePeriodSeconds")
     # The API server rejects invalid values with a better message.
-    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else default_s
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else _GRACE_S
 
 
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -100,7 +100,7 @@ def test_an_openenv_server_is_a_sidecar_of_workers_alone() -> None:
     assert pod["metadata"]["annotations"]["prometheus.io/port"] == "8001"
 
 
-@pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
+@pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), ("soon", 60), (True, 60), (-5, 60)])
 def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told: int) -> None:
     template = {"spec": {"terminationGracePeriodSeconds": given}}
     pod = worker(template=template)
@@ -193,7 +193,7 @@ def test_scratch_space_has_a_limit() -> None:
 
 SERVICE, _ = children.services(make_job(), epoch=1)
 (BUDGET,) = children.budgets(make_job(), workers=2)
-POLICY = children.network_policy(make_job(), DEFAULTS)
+POLICY = children.network_policy(make_job())
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
     settings = read_worker_settings(told)
     assert (settings.head, settings.slot) == (("pong-head", GCS_PORT), "cpu-7")
     assert (settings.probe_port, settings.ray.gcs_port) == (WORKER_PORT, GCS_PORT)
-    assert (settings.grace_s, settings.ray.pod_ip) == (OperatorDefaults().worker_grace_s, "10.0.0.7")
+    assert (settings.grace_s, settings.ray.pod_ip) == (60, "10.0.0.7")
     assert main_container(worker())["command"] == ["python", "-m", "cormorant_worker.supervisor", "worker"]
 
 
