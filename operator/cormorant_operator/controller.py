@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from zlib import crc32
 
 import structlog
 
@@ -122,7 +121,11 @@ class Controller:
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
-        """List everything in `namespaces` (None: in all), and forget deleted objects. `is_quick`: see `quick_resync`.
+        """List everything in `namespaces` (None: in all), and forget deleted objects.
+
+        `is_quick`: list the first page of each kind only, and stop where there is a second one. kopf's watches report
+        every relisting except one that returns no objects. Such a list is short, so this finds deletions that were
+        missed without reading ten thousand pods.
 
         Without `namespaces`, reconcile every job as well. If the API server refuses a namespace, its jobs are left
         alone until it can be listed again. Raises OperatorError if it does not answer, or refuses every namespace.
@@ -134,11 +137,6 @@ class Controller:
                 if namespace in self.lost or (namespaces is None and not is_quick):
                     for uid in self.cache.jobs(namespace):
                         self.jobs_due.add(uid)
-                        # Secrets are neither watched nor listed. Their checks are spread out: 1,000 at once delay pods
-                        # by 20 s.
-                        full_resync_s = self._defaults.quick_resync_s * (self._defaults.quick_resyncs + 1)
-                        at_s = full_resync_s * crc32(uid.encode()) / 2**32
-                        asyncio.get_running_loop().call_later(at_s, self._recheck_token_secret, uid)
             except errors.KubeRefused as error:
                 if not namespace:
                     raise
@@ -150,18 +148,6 @@ class Controller:
                     log.info("namespace_back", namespace=namespace)
         if len(self.lost) == len(self._namespaces):
             raise errors.OperatorError("; ".join(self.lost.values()))
-
-    async def quick_resync(self) -> None:
-        """List the first page of each kind, and stop where there is a second one.
-
-        kopf's watches report every relisting except one that returns no objects. Such a list is short, so this finds
-        deletions that were missed without reading ten thousand pods.
-        """
-        await self.resync(is_quick=True)
-        for uid, state in self._states.items():
-            if state.is_token_refused:
-                # Another owner's Secret may be in the way until it is deleted.
-                self._recheck_token_secret(uid)
 
     async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
@@ -187,11 +173,6 @@ class Controller:
         except (errors.KubeNotFound, errors.KubeRefused):
             has_pod_groups = False
         self._defaults = replace(self._defaults, has_pod_groups=has_pod_groups)
-
-    def _recheck_token_secret(self, uid: str) -> None:
-        if (state := self._states.get(uid)) is not None:
-            state.has_tokens = False
-            self.jobs_due.add(uid)
 
     async def _list(self, kind: ListedKind, namespace: str, *, is_quick: bool) -> None:
         selector = self._selector if kind == "CollectorJob" else names.WATCHED
@@ -229,7 +210,7 @@ class Controller:
                 if wanted or is_full:
                     await self.resync(None if is_full else wanted)
                 if is_due and not is_full:
-                    await self.quick_resync()
+                    await self.resync(is_quick=True)
             except errors.OperatorError as error:
                 is_owed |= is_full or bool(wanted)
                 quick_at = soon(self._defaults.resync_retry_s)

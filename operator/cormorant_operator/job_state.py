@@ -107,7 +107,7 @@ class JobState:
     led_since: datetime = _ALWAYS
     """Since when this operator has managed the job. Earlier states in the status may be outdated."""
     has_tokens: bool = False
-    """The token Secret exists, as far as known since its last check, at most one full resync ago."""
+    """The token Secret exists, as far as known since its last check."""
     answer: HeadAnswer | None = None
     """Last answer of a head."""
     answering_since: datetime | None = None

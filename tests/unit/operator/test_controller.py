@@ -144,14 +144,9 @@ async def waits_take_no_time(leaping: Clock, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
-def defaults() -> OperatorDefaults:
-    return SITE
-
-
-@pytest.fixture
-async def scene(defaults: OperatorDefaults) -> AsyncIterator[Scene]:
+async def scene() -> AsyncIterator[Scene]:
     """Its job runs, and its head has answered."""
-    scene = Scene(defaults=defaults)
+    scene = Scene()
     scene.edit()
     async with scene.working():
         await scene.until(lambda: scene.status.get("phase") == "Running")
@@ -224,13 +219,6 @@ async def test_refused_change_is_said_and_holds_up_nothing_else(scene: Scene) ->
     assert scene.api.asked("PATCH") <= patches + 1
 
 
-@pytest.mark.parametrize("defaults", [replace(SITE, quick_resync_s=0.1, quick_resyncs=1)])
-async def test_deleted_secret_is_recreated_at_the_next_resync(scene: Scene) -> None:
-    before = scene.api.stored.pop(("Secret", "pong-tokens"))
-    await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
-    assert scene.api.stored["Secret", "pong-tokens"]["stringData"] == before["stringData"]
-
-
 async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) -> None:
     refused = scene.api.refused_secrets
     successor = scene.operator()
@@ -291,7 +279,7 @@ async def test_glance_finds_that_all_pods_went_unseen(scene: Scene) -> None:
     before = scene.pods()
     for key in [key for key in scene.api.stored if key[0] == "Pod"]:
         del scene.api.stored[key]  # and no watch tells of it
-    await scene.controller.quick_resync()
+    await scene.controller.resync(is_quick=True)
     await scene.until(lambda: len(scene.pods() - before) == 3)
 
 
@@ -317,7 +305,7 @@ async def test_glance_reads_no_third_page_and_asks_for_no_secret(scene: Scene) -
     refused = scene.api.refused_secrets
     scene.api.page = 1
     scene.api.pages.clear()
-    await scene.controller.quick_resync()
+    await scene.controller.resync(is_quick=True)
     await asyncio.sleep(3 * SITE.poll_s)
     assert scene.api.pages["Pod"] == 2
     assert scene.controller.cache.record("j").pods == before
