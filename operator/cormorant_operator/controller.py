@@ -290,11 +290,6 @@ class Controller:
             with purpose(Purpose.STATUS):
                 await self._executor.write_status(job, plan.status)
                 await self._tell(job, plan.events)
-        if job.is_over:
-            # Conditions of a finished job are final: an event reports once what cannot be cleaned up.
-            new = [found for found in state.refusals.values() if found.at >= now and found.count == 1]
-            events = (JobEvent(reason=found.kind.value, message=found.message, is_warning=True) for found in new)
-            await self._tell(job, tuple(events))
         self._schedule(job, plan, state)
         if failed is not None:
             raise failed

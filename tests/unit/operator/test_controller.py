@@ -228,27 +228,6 @@ async def test_next_operator_asks_for_no_secret_that_a_head_has(scene: Scene) ->
         assert scene.api.refused_secrets == refused
 
 
-async def test_undeletable_pods_of_a_finished_job_are_reported_once(scene: Scene) -> None:
-    def events() -> list[str]:
-        found = [item["message"] for (kind, _), item in scene.api.stored.items() if kind == "Event"]
-        return [message for message in found if "delete" in message]
-
-    scene.api.refused["DELETE"] = 403
-    times = {"finishedAt": SINCE, "startedAt": SINCE}
-    ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "message": '{"frames": 0}', **times}}}
-    pod = scene.api.keep(scene.api.stored["Pod", "pong-head-1"])
-    scene.controller.notice({**pod, "status": {"phase": "Succeeded", "containerStatuses": [ended]}})
-    await scene.until(lambda: len(events()) == 2)
-    workers = sorted(name for kind, name in scene.api.stored if kind == "Pod" and "cpu" in name)
-    assert sorted(events()) == [f"cannot delete pod {name}: {name} is not to be touched" for name in workers]
-    assert scene.status["phase"] == "Completed"
-    asked = scene.head.asked
-    scene.controller.jobs_due.add("j")
-    await asyncio.sleep(5 * SITE.poll_s)
-    assert len(events()) == 2
-    assert scene.head.asked <= asked + 1, "a job that is over is not asked any more"
-
-
 async def test_full_list_that_failed_is_tried_again_soon(scene: Scene) -> None:
     scene.api.is_away = True
     before = scene.pods()

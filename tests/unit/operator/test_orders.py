@@ -171,7 +171,7 @@ def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     world.then.finish("pong-head-1", exit_code=0)
     world.tick(10 * 365 * 86_400)
     plan = world.plan()
-    assert (plan.actions, plan.due) == ((), None)
+    assert (plan.actions, plan.due, plan.poll_s) == ((), None, None)
     for name in world.pods:
         world.vanish(name)
     world.edit(replicas=5)
