@@ -73,8 +73,6 @@ class Controller:
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
         """Namespaces to resync soon."""
-        self._unreadable: dict[str, str] = {}
-        """Last message about an unreadable status, by job uid."""
         self.lost: dict[str, str] = {}
         """Namespaces that the operator may not list, and why. It does not touch their jobs."""
         self.metrics = Metrics()
@@ -240,7 +238,6 @@ class Controller:
         if job is None:
             if (state := self._states.pop(uid, None)) is not None:
                 self._set_interval(state, None)
-            self._unreadable.pop(uid, None)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
             return
@@ -250,10 +247,8 @@ class Controller:
                 with purpose(Purpose.STATUS):
                     await self._executor.write_status(job, status)
                     await self._tell(job, (JobEvent(reason="InvalidSpec", message=job.message, is_warning=True),))
-            elif job.status is None and self._unreadable.get(uid) != job.message:
+            elif job.status is None:
                 # There is no condition for this: an unreadable status is not overwritten.
-                self._unreadable[uid] = job.message
-                log.warning("status_unreadable", job=job.name, reason=job.message)
                 await self._tell(job, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
         elif job.namespace not in self.lost:  # else it is queued when the namespace can be listed again
             log_fields = {"job": job.name, "namespace": job.namespace, "epoch": job.status.epoch or None}
@@ -273,8 +268,6 @@ class Controller:
         if not self.has_workloads.is_set() and record.workload is not None:
             self.has_workloads.set()
         state.counters = None
-        if state.refusals:
-            state.forget_refusals({pod.name for pod in record.pods})
         # A failing action stops neither the others nor the status.
         failed: errors.KubeError | None = None
         for action in plan.actions:

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
@@ -184,9 +184,3 @@ class JobState:
         before = self.refusals.get(owner)
         count = before.count + 1 if before is not None and before.kind is kind else 1
         self.refusals[owner] = Refusal(kind=kind, message=message, at=at, count=count)
-
-    def forget_refusals(self, pods: Collection[str]) -> None:
-        """Forget refusals about pods other than `pods`, the names of those that exist."""
-        gone = [key for key in self.refusals if key.startswith(POD_OWNER) and key.removeprefix(POD_OWNER) not in pods]
-        for key in gone:
-            del self.refusals[key]
