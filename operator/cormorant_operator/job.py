@@ -18,7 +18,7 @@ from cormorant_contract.status import CollectorJobStatus, Condition, ConditionTy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
 
-_DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "workers")
+_DERIVED = {"phase", "conditions", "recentFailures", "groups", "elastic", "workers"}
 """Parts of a status that the next reconcile recomputes."""
 
 
@@ -127,7 +127,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
     """Parse a status that another version of the operator may have written. Unreadable parts are dropped, unless they
-    must never decrease: then the job is left alone.
+    must never decrease, or say that the job has ended: then the job is left alone.
     """
     known = structural_schema()["properties"]["status"]
     readable: dict[str, Any] = prune(document, known, unknown=[])
@@ -135,30 +135,18 @@ def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
         return _validate(readable)
     except ValidationError as error:
         broken = {tuple(details["loc"][:2]) for details in error.errors(include_url=False)}
-    for name in _DERIVED:
-        if any(place[:1] == (name,) for place in broken):
+        for name in _DERIVED & {place[0] for place in broken}:
             value = readable.pop(name)
             if isinstance(value, list):
-                readable[name] = [
-                    kept
-                    for index, item in enumerate(value)
-                    if (kept := _mend(item, (name, index) in broken)) is not None
-                ]
+                dropped = [item for index, item in enumerate(value) if (name, index) in broken]
+                if any(isinstance(item, Mapping) and item.get("type") in ("Completed", "Failed") for item in dropped):
+                    raise
+                readable[name] = [item for index, item in enumerate(value) if (name, index) not in broken]
     return _validate(readable)
 
 
 def _validate(document: Mapping[str, Any]) -> CollectorJobStatus:
     return CollectorJobStatus.model_validate(document, by_alias=True, by_name=False)
-
-
-def _mend(item: Any, is_broken: bool) -> Any:
-    """An item of a status, repaired if possible; None: dropped. Completed and Failed are always kept."""
-    if not is_broken:
-        return item
-    kind, value = (item.get("type"), item.get("status")) if isinstance(item, Mapping) else (None, None)
-    if kind in ("Completed", "Failed") and value == "True":
-        return {"type": kind, "status": value, "reason": "Unreadable", "lastTransitionTime": "1970-01-01T00:00:00Z"}
-    return None
 
 
 # -- digests ---------------------------------------------------------------------------------------------------
