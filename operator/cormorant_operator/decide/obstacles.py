@@ -72,22 +72,11 @@ def _queue_trouble(view: View) -> Fact | None:
     is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
     if not queue or view.may_create or is_whole:
         return None
-    if found is None:
-        words = "its Workload does not exist yet"
-    elif view.is_reshaped:
-        words = (
-            f"Workload {found.name} holds quota for the resources that the manifest had before; suspend and resume the "
-            "job to ask for the new ones"
-        )
-    elif view.unread_flavors:
-        words = f"the operator reads ResourceFlavor {', '.join(view.unread_flavors)}"
+    if view.is_reshaped:
+        words = "it holds quota for the resources of an earlier manifest; suspend and resume the job for new quota"
     else:
-        words = (
-            found.words_of("Admitted" if found.is_reserved else "QuotaReserved")
-            or "Kueue has not answered yet; check that Kueue runs"
-        )
-        words = f"Workload {found.name}: {words}"
-    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue}: {words}")
+        words = found.words_of("Admitted" if found.is_reserved else "QuotaReserved") if found is not None else ""
+    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue}: {words or 'Kueue has not answered yet'}")
 
 
 def _volume_trouble(view: View) -> Fact | None:

@@ -51,9 +51,7 @@ def test_no_pod_before_kueue_admits() -> None:
     world.settle()
     assert (world.pods, pod_sets(world)) == ({}, {"head": (1, None), "cpu": (2, None)})
     assert (world.job.status.phase, world.job.status.reason) == ("Pending", "WaitingForQuota")
-    workload = world.kueue.workload
-    words = f"queue team-queue: Workload {workload.name}: Pending: insufficient unused quota for cpu"
-    assert world.message("Scheduled") == words
+    assert world.message("Scheduled") == "queue team-queue: Pending: insufficient unused quota for cpu"
     metadata = world.kueue.raw["metadata"]
     assert metadata["labels"]["kueue.x-k8s.io/job-uid"] == world.job.uid
     assert [owner["kind"] for owner in metadata["ownerReferences"]] == ["CollectorJob"]
@@ -245,7 +243,7 @@ def test_other_resources_wait_for_another_admission() -> None:
     assert set(world.pods) == pods
     world.then.evict(world.live()[0].name)
     assert (len(world.live()), world.job.status.reason) == (1, "WaitingForQuota")
-    assert world.message("Scheduled").endswith("suspend and resume the job to ask for the new ones")
+    assert world.message("Scheduled").endswith("suspend and resume the job for new quota")
     # Another image is no other resource.
     world.apply(workerGroups=[{"name": "cpu"}], image="example/cormorant:2")
     assert len(world.live()) == 2
