@@ -52,23 +52,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def configure_logs(*, level: str = "info") -> None:
-    """Log this level and above to standard output: JSON Lines, or colored text on a terminal."""
+    """Log this level and above to standard output, as JSON Lines."""
 
     def in_order(_logger: Any, _method: str, event: Event) -> Event:
         # As in heads and workers; null if unknown.
         first = ("timestamp", "level", "event", "job", "group", "worker", "epoch", "version")
         return {name: event.get(name) for name in first} | dict(event)
 
-    last: list[Callable[[Any, str, Event], Any]] = [in_order, structlog.processors.JSONRenderer(default=str)]
-    if sys.stdout.isatty():
-        last = [structlog.dev.ConsoleRenderer()]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            *last,
+            in_order,
+            structlog.processors.JSONRenderer(default=str),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(sys.stdout),
