@@ -16,15 +16,7 @@ import structlog
 
 from cormorant_operator import errors, names
 from cormorant_operator.cache import Cache, PodIndex
-from cormorant_operator.decide.plan import (
-    CheckNode,
-    CheckTemplate,
-    DrainHead,
-    JobEvent,
-    Plan,
-    ReadQueueObject,
-    SetDesired,
-)
+from cormorant_operator.decide.plan import DrainHead, JobEvent, Plan, SetDesired
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import event, refused_status
 from cormorant_operator.executor import Executor
@@ -160,11 +152,7 @@ class Controller:
         # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
             await self._list("NetworkPolicy", namespace, is_quick=False)
-        try:
-            await self._list("PodDisruptionBudget", namespace, is_quick=False)
-        except errors.KubeRefused as error:
-            # Roles of an older chart lack this permission. Jobs run without budgets.
-            log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
+        await self._list("PodDisruptionBudget", namespace, is_quick=False)
         has_pod_groups = True
         try:
             await self._list("PodGroup", namespace, is_quick=False)
@@ -299,10 +287,7 @@ class Controller:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
             # The actions may require further actions.
-            is_answered = any(
-                isinstance(action, (CheckTemplate, CheckNode, ReadQueueObject)) for action in plan.actions
-            )
-            self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
+            self.jobs_due.add(job.uid, after_s=0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - now_utc()).total_seconds())
         self._set_interval(state, plan.poll_s)
