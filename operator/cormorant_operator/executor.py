@@ -252,8 +252,12 @@ class Executor:
                 # Kubernetes deletes the Secret with its owner, and the next rejected poll recreates it. A Secret of an
                 # earlier operator has no such owner.
                 state.refused_since = self._clock()
-                is_deleted = await self._delete_child(job, "ConfigMap", name)
-                log.warning("token_rejected", secret=name, namespace=job.namespace, is_replaced=is_deleted)
+                log.warning("token_rejected", secret=name, namespace=job.namespace)
+                with suppress(errors.KubeNotFound, errors.NameTaken):
+                    owner = (await self._get_own(job, "ConfigMap", name))["metadata"]
+                    await self._api.delete(
+                        "ConfigMap", namespace=job.namespace, name=name, preconditions={"uid": owner["uid"]}
+                    )
         else:
             if action.claim is not None:
                 await self._apply(job, action.claim)
@@ -266,24 +270,13 @@ class Executor:
                 await self._api.create(secret(job, tokens, owner=owner))
         state.has_tokens = True
 
-    async def _delete_child(self, job: Job, kind: str, name: str) -> bool:
-        """Delete an object of the job. Returns False if there is none."""
-        members, is_own = self._cache.record(job.uid).members, False
-        # Not all kinds are watched: one that others have deleted may still be in the cache.
-        gone = {uid for uid, member in members.items() if (member.kind, member.name) == (kind, name)}
-        try:
-            found = await self._api.get(kind, namespace=job.namespace, name=name)
-            gone.add(uid := found["metadata"]["uid"])
-            if controller_uid(found) == job.uid:
+    async def _delete_child(self, job: Job, kind: str, name: str) -> None:
+        members = self._cache.record(job.uid).members.items()
+        for uid in [uid for uid, member in members if (member.kind, member.name) == (kind, name)]:
+            # Not all kinds are watched: others may have deleted it, and made another of its name.
+            with suppress(errors.KubeNotFound, errors.KubeConflict):
                 await self._api.delete(kind, namespace=job.namespace, name=name, preconditions={"uid": uid})
-                is_own = True
-        except errors.KubeConflict:
-            return False
-        except errors.KubeNotFound:
-            pass
-        for uid in gone:
             self._cache.forget(uid)
-        return is_own
 
     async def _check_node(self, job: Job, name: str, state: JobState) -> None:
         at = self._clock()
