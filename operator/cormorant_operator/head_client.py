@@ -23,6 +23,7 @@ ANSWER_S = 2.0
 _KEEP_ALIVE_S = 70.0
 """Idle time after which a connection is closed; less than the 75 s after which a head closes it."""
 _MAX_BYTES = 4 << 20
+_TROUBLES = ("Failed", "EnvironmentsFailing", "WeightsMissing")
 
 
 class HeadClient:
@@ -70,9 +71,7 @@ class HeadClient:
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
             waits=_waits(job, status),
-            failure=_message(status, "Failed"),
-            env_failures=_message(status, "EnvironmentsFailing"),
-            missing_weights=_message(status, "WeightsMissing"),
+            troubles={fact.type: fact.message for fact in status.conditions if fact.type in _TROUBLES},
         )
 
     async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:
@@ -122,10 +121,6 @@ class HeadClient:
             return answer.model_validate_json(content)
         except ValidationError as error:
             raise HeadSilent(f"{head.name} answered {request} with a body that cannot be parsed: {error}") from error
-
-
-def _message(status: Status, kind: str) -> str:
-    return next((fact.message for fact in status.conditions if fact.type == kind), "")
 
 
 def _waits(job: Job, status: Status) -> Waits | None:

@@ -52,11 +52,8 @@ class HeadAnswer:
     """spec.paused as known to the head."""
     is_queue_full: bool = False
     """The queue is full, so workers wait."""
-    failure: str = ""
-    env_failures: str = ""
-    """First failure, with its traceback, of environments that keep failing; empty: none do."""
-    missing_weights: str = ""
-    """Weights of earlier heads that it lacks, and how it continues; empty: none are missing."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """Messages of its conditions Failed, EnvironmentsFailing and WeightsMissing, where it has them."""
     waits: Waits | None = None
     """Set for jobs with an autoscaled group while every worker is ready."""
 

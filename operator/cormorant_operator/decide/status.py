@@ -304,12 +304,11 @@ def _progressing(view: View, draft: Draft) -> Fact:
         # The head was not polled yet.
         return _as_before(before)
     if until is None or view.now >= until:
-        message = answer.failure if answer is not None else ""
+        message = answer.troubles.get("Failed", "") if answer is not None else ""
         return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
-    if answer is not None and answer.env_failures:
-        return Fact(type="Progressing", status="True", reason="EnvironmentsFailing", message=answer.env_failures)
-    if answer is not None and answer.missing_weights:
-        return Fact(type="Progressing", status="True", reason="WeightsMissing", message=answer.missing_weights)
+    for reason in ("EnvironmentsFailing", "WeightsMissing"):
+        if answer is not None and reason in answer.troubles:
+            return Fact(type="Progressing", status="True", reason=reason, message=answer.troubles[reason])
     return Fact(type="Progressing", status="True", reason="FramesCollected")
 
 
@@ -338,7 +337,7 @@ def _paused(view: View) -> Fact:
         if before is not None and before.reason == "API" and view.live_head is not None:
             return _as_before(before)
     if reason:
-        words = view.answer.missing_weights if view.answer is not None and reason == "API" else ""
+        words = view.answer.troubles.get("WeightsMissing", "") if view.answer is not None and reason == "API" else ""
         return Fact(type="Paused", status="True", reason=reason, message=words or _PAUSES[reason])
     return Fact(type="Paused", status="False", reason="NotPaused")
 

@@ -99,11 +99,11 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
 
 def test_environments_that_keep_failing_are_said() -> None:
     world = running()
-    world.then.say(world.head, env_failures="environments keep failing: ...\nTraceback")
+    world.then.say(world.head, troubles={"EnvironmentsFailing": "environments keep failing: ...\nTraceback"})
     assert world.condition("Progressing") == "True/EnvironmentsFailing"
     assert world.job.status.reason == "EnvironmentsFailing"
     assert world.told.count("EnvironmentsFailing") == 1
-    world.then.say(world.head, env_failures="")
+    world.then.say(world.head, troubles={})
     assert world.job.status.reason == ""
 
 
@@ -114,9 +114,9 @@ def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does(
     head = [order.manifest for order in of_kind(world.done, CreatePod) if order.owner == "head"][-1]
     assert {"name": "CORMORANT_PUBLISHED_VERSION", "value": "40"} in head["spec"]["containers"][0]["env"]
     world.start_all()
-    world.then.say(world.head, missing_weights="waits for version 40", is_leased=True, pause_state="paused")
-    assert (world.condition("Paused"), world.message("Paused")) == ("True/API", "waits for version 40")
-    world.say(world.head, missing_weights="acts with version 0", is_leased=False, pause_state="running")
+    world.then.say(world.head, troubles={"WeightsMissing": "waits for 40"}, is_leased=True, pause_state="paused")
+    assert (world.condition("Paused"), world.message("Paused")) == ("True/API", "waits for 40")
+    world.say(world.head, troubles={"WeightsMissing": "acts with version 0"}, is_leased=False, pause_state="running")
     world.tick(5)
     world.then.collect(2000)
     assert world.condition("Progressing") == "True/WeightsMissing"
