@@ -19,8 +19,6 @@ from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 VERDICT_LASTS_S = 600.0
 """A template that the API server refused is verified again after this time, even if unchanged."""
-_HOPELESS_S = 600.0
-"""Longest delay for refusals that only a person can resolve."""
 _LEAVING_S = 1.0
 """Retry interval for a name that Kubernetes is about to free."""
 _UP_AFTER_S = 30.0
@@ -339,12 +337,7 @@ class View:
         if refusal is None:
             return None
         once_s = min(60.0, 5.0 * 2.0 ** min(refusal.count - 1, 16))  # 5, 10, 20, 40, 60, 60 ...
-        lasts_s = min(_HOPELESS_S, 6 * once_s)
-        if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
-            lasts_s = once_s
-        elif refusal.kind is RefusalKind.LEAVING:
-            lasts_s = _LEAVING_S
-        until = self.after(refusal.at, lasts_s)
+        until = self.after(refusal.at, _LEAVING_S if refusal.kind is RefusalKind.LEAVING else once_s)
         return until if until > self.now else None
 
     def retries(self) -> Iterator[datetime]:

@@ -136,7 +136,7 @@ def test_pod_of_another_owner_is_never_adopted() -> None:
     world.settle()
     words = "Pod pong-head-1 exists and belongs to another owner; delete it, or rename the job"
     assert (world.condition("Accepted"), world.message("Accepted")) == ("False/NameConflict", words)
-    assert ("pong-head-1" in world.pods, world.plan().due) == (False, world.now + timedelta(seconds=30))
+    assert ("pong-head-1" in world.pods, world.plan().due) == (False, world.now + timedelta(seconds=5))
 
 
 # -- labels that others take away ------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not(code: int, conditio
     assert of_kind(world.step().actions, orders.DeletePod) == []
     assert world.condition(condition) == f"False/{reason}"
     assert world.message(condition) == f"cannot delete pod {first.name}: {first.name} is not to be touched"
-    over = refused_at + timedelta(seconds=30)
+    over = refused_at + timedelta(seconds=5)
     later = world.plan(now=over)
     assert later.due is None or later.due > over, "no hot loop until the next whole second"
 
