@@ -2,7 +2,7 @@
 
 import ssl
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
@@ -30,7 +30,7 @@ class HeadClient:
     """Client of all heads. Belongs to one event loop."""
 
     def __init__(self, *, key: bytes, url: str = DEFAULT_URL, ca_file: Path | None = None) -> None:
-        """`url` may contain {scheme}, {ip}, {namespace}, {job} and {epoch}. `ca_file`: authorities that are trusted for
+        """`url` may contain {scheme}, {ip}, {namespace} and {job}. `ca_file`: authorities that are trusted for
         heads' certificates beside the system's.
 
         It uses the pod's own address rather than the Service's, so that the answer is known to come from this head.
@@ -76,30 +76,27 @@ class HeadClient:
 
     async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:
         """Set group sizes and pause. Raises HeadSilent if the head did not confirm them."""
-        body = desired.model_dump_json(exclude_defaults=True)
+        body = desired.model_dump(mode="json", exclude_defaults=True)
         await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:
         """Start the head's drain. Raises HeadSilent if the head did not confirm it."""
         await self._call(job, head, "POST", "/v1/drain", DrainReport)
 
-    async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:
+    async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: Any = None) -> T:
         place = {
             "scheme": "https" if head.is_tls else "http",
             "ip": f"[{head.ip}]" if ":" in head.ip else head.ip,
             "namespace": job.namespace,
             "job": job.name,
-            "epoch": head.epoch,
         }
         url, request = self._url.format(**place) + path, f"{method} {path}"
         headers = {"Authorization": f"Bearer {derive(self._key, uid=job.uid).operator}"}
-        if body:
-            headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(
                 method,
                 url,
-                data=body or None,
+                json=body,
                 headers=headers,
                 ssl=self._trust,
                 # The head is addressed by its IP, but its certificate names its Service.

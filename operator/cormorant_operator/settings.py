@@ -156,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--head-url",
         default=DEFAULT_URL,
-        help="URL of a head; may contain {scheme}, {ip}, {namespace}, {job} and {epoch}",
+        help="URL of a head; may contain {scheme}, {ip}, {namespace} and {job}",
     )
     add(
         "--head-ca-file",

@@ -52,7 +52,6 @@ _MAX_FAILURES = 10
 _MAX_REASON = 128
 _MAX_FAILURE_MESSAGE = 512
 _MAX_MESSAGE = 1024
-_MAX_UNKNOWN = 5
 _PAUSES = {
     "Spec": "paused by spec.paused",
     "API": "paused by a client's pause lease; GET /v1/pauses lists the holders",
@@ -236,10 +235,9 @@ def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: date
 
 def _accepted(view: View) -> Fact:
     if view.job.unknown:
-        shown = ", ".join(view.job.unknown[:_MAX_UNKNOWN])
         message = (
-            f"this operator does not know {shown}; it ignores these fields and replaces no running pods on template "
-            "changes; upgrade the operator"
+            f"this operator does not know {', '.join(view.job.unknown)}; it ignores these fields and replaces no pods "
+            "on template changes; upgrade the operator"
         )
         return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
     return Fact(type="Accepted", status="True", reason="Accepted")
