@@ -106,8 +106,8 @@ class Controller:
             self.jobs_due.add(uid)
 
     def want_resync(self, namespace: str = "") -> None:
-        """Watches may have missed events: resync the namespace soon; empty: all namespaces."""
-        self._wanted |= {namespace} if namespace else set(self._namespaces)
+        """Watches of this namespace (empty: of all) may have missed events: resync it soon."""
+        self._wanted.add(namespace)
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -32,9 +31,7 @@ KINDS: Kinds = {
 }
 QUEUE_KINDS: Kinds = {("kueue.x-k8s.io", "v1beta2", "workloads"): "Workload"}
 _STOP_S = 10.0
-_PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
-_LASTED_S = 30.0
-"""A watch that lasted this long restarts after the shortest delay."""
+_PAUSE_S = 3.0
 _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
 _LISTED_S = 1.5
@@ -127,17 +124,14 @@ class Watch:
     def _run(self) -> None:
         # kopf would warn about signals and log each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
-        pause_s = _PAUSE_S
         while not self._stop.is_set():
-            reason, began = "a stream ended", time.monotonic()
+            reason = "a stream ended"
             try:
                 run_bounded(self._watch())
             except Exception as error:  # noqa: BLE001 - kopf raises whatever broke one of its streams
                 reason = repr(error)
-            # A refused namespace stays refused for long; a broken stream recovers at once.
-            pause_s = min(2 * pause_s, _MAX_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
-            if not self._stop.wait(pause_s):
-                log.warning("watches_broke_off", namespace=self._namespace, reason=reason, paused_s=pause_s)
+            if not self._stop.wait(_PAUSE_S):
+                log.warning("watches_broke_off", namespace=self._namespace, reason=reason)
                 self._on_gap()
 
     async def _watch(self) -> None:
