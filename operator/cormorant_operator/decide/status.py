@@ -23,7 +23,7 @@
 Completed and Failed exist only when true, and are final.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -196,27 +196,29 @@ def _facts(view: View, draft: Draft) -> tuple[Fact, ...]:
     return (*found, draft.outcome) if draft.outcome is not None else found
 
 
-_BLOCKING: tuple[tuple[ConditionType, str], ...] = (
-    ("Failed", "True"),
-    ("Accepted", "False"),
-    ("Scheduled", "False"),
-    ("Stalled", "True"),
-    ("Ready", "False"),
-)
+_BLOCKING: Mapping[ConditionType, str] = {
+    "Failed": "True",
+    "Accepted": "False",
+    "Scheduled": "False",
+    "Stalled": "True",
+    "Ready": "False",
+    "Progressing": "Unknown",
+}
+"""Statuses that keep a job from collecting, the first cause first."""
 _NOTABLE = ("WaitingForConsumer", "EnvironmentsFailing", "WeightsMissing")
 _TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
 
 
+def _is_trouble(fact: Fact | Condition) -> bool:
+    """Whether a condition keeps the job from collecting well."""
+    is_blocking = _BLOCKING.get(fact.type) == fact.status and fact.reason not in _TRANSIENT
+    return is_blocking or fact.reason in _NOTABLE
+
+
 def _blocking_reason(found: Sequence[Fact]) -> str:
     """Reason of the first condition that keeps the job from collecting well; empty if none does."""
-    by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
-    for kind, status in _BLOCKING:
-        fact = by_type.get(kind)
-        if fact is not None and fact.status == status and fact.reason not in _TRANSIENT:
-            return fact.reason
-    progressing = by_type["Progressing"]
-    is_unclear = progressing.status == "Unknown" or progressing.reason in _NOTABLE
-    return progressing.reason if is_unclear else ""
+    reasons: dict[ConditionType, str] = {fact.type: fact.reason for fact in found if _is_trouble(fact)}
+    return next((reasons[kind] for kind in _BLOCKING if kind in reasons), "")
 
 
 def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: datetime) -> Condition:
@@ -342,29 +344,10 @@ def _paused(view: View) -> Fact:
 
 # -- events ----------------------------------------------------------------------------------------------------
 
-_WARNINGS = {("Accepted", "False"), ("Stalled", "True"), ("Failed", "True")}
-_NEWS = {
-    *_WARNINGS,
-    ("Ready", "True"),
-    ("Paused", "True"),
-    ("Suspended", "True"),
-    ("Completed", "True"),
-    ("Updating", "True"),
-    ("Progressing", "Unknown"),
-}
-_QUEUED = ("WaitingForQuota", "Evicted")
-_BLOCKED = (
-    "Unschedulable",
-    "QuotaExceeded",
-    "ImagePull",
-    "ContainerConfig",
-    "ApiServerError",
-    "UnknownFields",
-    "HeadBlocked",
-    "EnvironmentsFailing",
-    "WeightsMissing",
-    "VolumeOnLostNode",
-)
+_GOOD_NEWS = ("Ready", "Paused", "Suspended", "Completed", "Updating")
+_SAID = ("Evicted", "UnknownFields")
+_QUIET = ("NamespaceTerminating", "NameNotFreeYet", "HeadFailed", "WorkerFailed", "WaitingForConsumer")
+"""Troubles without an event of their own: they pass soon, or are ordinary, or an event names the pod."""
 
 
 def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
@@ -383,13 +366,14 @@ def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> Ite
     for condition in after.conditions:
         old = find(before, condition.type)
         is_same = old is not None and (old.status, old.reason) == (condition.status, condition.reason)
-        is_news = (condition.type, condition.status) in _NEWS or condition.reason in (*_BLOCKED, *_QUEUED)
-        if is_news and not is_same:
+        is_good = condition.status == "True" and condition.type in _GOOD_NEWS
+        is_trouble = (_is_trouble(condition) and condition.reason not in _QUIET) or condition.reason in _SAID
+        if (is_good or is_trouble) and not is_same:
             yield JobEvent(
                 # "Spec" or "API" alone would not say what happened.
                 reason="Paused" if condition.type == "Paused" else condition.reason,
                 message=condition.message or f"{condition.type} is {condition.status}",
-                is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
+                is_warning=is_trouble and condition.reason not in ("WaitingForQuota", "Evicted"),
             )
 
 
