@@ -117,14 +117,14 @@ class Controller:
         every relisting except one that returns no objects. Such a list is short, so this finds deletions that were
         missed without reading ten thousand pods.
 
-        Without `namespaces`, reconcile every job as well. If the API server refuses a namespace, its jobs are left
-        alone until it can be listed again. Raises OperatorError if it does not answer, or refuses every namespace.
+        Otherwise reconcile their jobs as well. If the API server refuses a namespace, its jobs are left alone until it
+        can be listed again. Raises OperatorError if it does not answer, or refuses every namespace.
         """
         for namespace in self._namespaces if namespaces is None else sorted(namespaces):
             try:
                 with purpose(Purpose.UPKEEP):
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
-                if namespace in self.lost or (namespaces is None and not is_quick):
+                if namespace in self.lost or not is_quick:
                     for uid in self.cache.jobs(namespace):
                         self.jobs_due.add(uid)
             except errors.KubeRefused as error:
@@ -177,34 +177,29 @@ class Controller:
             self.jobs_due.add(uid)
 
     async def _resync_forever(self) -> None:
-        now = asyncio.get_running_loop().time
-
-        def soon(seconds: float) -> float:
-            return now() + seconds * random.uniform(0.9, 1.1)
-
-        quick_at, quick_resyncs, is_owed = soon(self._defaults.quick_resync_s), 0, False
+        loop, quick_resyncs = asyncio.get_running_loop(), 0
+        quick_at = loop.time() + self._defaults.quick_resync_s * random.uniform(0.9, 1.1)
         while True:
-            wait_s = self._defaults.resync_retry_s if self.lost and not is_owed else quick_at - now()
+            wait_s = self._defaults.resync_retry_s if self.lost else quick_at - loop.time()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
-            is_due = now() >= quick_at
-            is_full = is_due and (is_owed or quick_resyncs >= self._defaults.quick_resyncs)
-            wanted = self._wanted | self.lost.keys()
-            self._wanted = set()
+            wanted, self._wanted = self._wanted | self.lost.keys(), set()
             self._is_resync_wanted.clear()
+            if is_due := loop.time() >= quick_at:
+                quick_at = loop.time() + self._defaults.quick_resync_s * random.uniform(0.9, 1.1)
+                quick_resyncs = (quick_resyncs + 1) % (self._defaults.quick_resyncs + 1)
+                if quick_resyncs == 0:
+                    wanted, is_due = set(self._namespaces), False
             try:
-                if wanted or is_full:
-                    await self.resync(None if is_full else wanted)
-                if is_due and not is_full:
+                if wanted:
+                    await self.resync(wanted)
+                if is_due:
                     await self.resync(is_quick=True)
             except errors.OperatorError as error:
-                is_owed |= is_full or bool(wanted)
-                quick_at = soon(self._defaults.resync_retry_s)
-                log.warning("resync_failed", reason=str(error), retry_s=round(quick_at - now(), 1))
-            else:
-                if is_due:
-                    quick_at, is_owed = soon(self._defaults.quick_resync_s), False
-                    quick_resyncs = 0 if is_full else quick_resyncs + 1
+                self._wanted |= wanted or set(self._namespaces)
+                retry_s = self._defaults.resync_retry_s * random.uniform(0.9, 1.1)
+                loop.call_later(retry_s, self._is_resync_wanted.set)
+                log.warning("resync_failed", reason=str(error), retry_s=round(retry_s, 1))
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:
