@@ -30,17 +30,6 @@ def test_blocked_or_starved_head_is_retried_and_not_counted(code: int, wait_s: i
     assert (world.condition("Ready"), world.job.status.reason) == ("True/EnoughWorkers", "")
 
 
-def test_why_a_head_ended_is_told_everywhere() -> None:
-    world = running()
-    world.finish("pong-head-1", exit_code=1, message='{"frames": 1000, "reason": "the fleet lost its store"}')
-    plan = world.step()
-    assert [note.message for note in plan.events if note.reason == "PodFailed"] == [
-        "pong-head-1: Error, exit code 1: the fleet lost its store"
-    ]
-    assert (plan.status.reason, plan.status.recent_failures[-1].message) == ("HeadFailed", "the fleet lost its store")
-    assert world.message("Ready") == "pong-head-1 exited with code 1 (Error): the fleet lost its store"
-
-
 def test_worker_without_a_device_says_why_everywhere() -> None:
     words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
     world = waiting(replicas=1, runPolicy={"maxRestartsPerSlot": 0})
