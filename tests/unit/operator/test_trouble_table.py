@@ -186,25 +186,6 @@ def test_pause_and_suspension_hold_the_startup_deadline() -> None:
     ends_after(world, 900)
 
 
-def test_head_that_waits_for_room_is_waited_for() -> None:
-    world = without_its_head()
-    world.block("pong-head-2", Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
-    world.wait(5000)
-    assert world.condition("Failed") == ""
-    world.then.place("pong-head-2")
-    world.wait(899)
-    assert world.condition("Failed") == "", "it has had a node for as long as that and no longer"
-    world.quota = 0
-    world.vanish("pong-head-2")
-    for _ in range(40):
-        world.wait(60)
-    assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/QuotaExceeded", "")
-    world.quota = None
-    world.tick(60)
-    world.run()
-    assert world.condition("Ready") == "True/EnoughWorkers"
-
-
 def test_dead_head_with_refused_template_hits_startup_deadline() -> None:
     world = running(runPolicy={"startupDeadlineSeconds": 900})
     world.bad_image = "example/broken:1"
