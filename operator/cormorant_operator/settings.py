@@ -47,7 +47,6 @@ class OperatorDefaults:
     """Image of jobs that do not set `spec.image`."""
     cuda_image: str = ""
     """Image of these jobs' workers with a device; empty: `image`."""
-    image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace."""
     has_fixed_user: bool = True
@@ -131,7 +130,6 @@ def _parser() -> argparse.ArgumentParser:
         action="store_false",
         help="do not set runAsUser in pods; the platform assigns a user (OpenShift)",
     )
-    add("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
     add_list("--image-pull-secret", dest="image_pull_secrets", what="Secret in each job's namespace")
     add(
         "--image-volumes",

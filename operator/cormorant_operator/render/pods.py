@@ -193,7 +193,7 @@ def worker_pod(
         if openenv.port == port:  # the server has it; DATA_PORT is open in the policy, too
             port = DATA_PORT
             own["CORMORANT_PROBE_PORT"] = str(port)
-        sidecars.append(_openenv_server(openenv.image, openenv.port, defaults))
+        sidecars.append(_openenv_server(openenv.image, openenv.port))
     return _pod(
         job,
         defaults,
@@ -227,11 +227,11 @@ def _environment(own: Mapping[str, str], *, secret: str) -> list[dict[str, Any]]
     ]
 
 
-def _openenv_server(image: str, port: int, defaults: OperatorDefaults) -> dict[str, Any]:
+def _openenv_server(image: str, port: int) -> dict[str, Any]:
     """A container that starts before the worker, ends after it, and restarts alone. Its root file system is writable:
     such servers are third-party programs.
     """
-    container = _container("openenv", image, defaults, {})
+    container = _container("openenv", image, {})
     return {
         **container,
         "restartPolicy": "Always",
@@ -271,14 +271,14 @@ def _pod(
         mount: dict[str, Any] = {"name": "code", "mountPath": CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}
         if code.image and defaults.has_image_volumes:
-            source = {"image": {"reference": code.image, "pullPolicy": defaults.image_pull_policy}}
+            source = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
             # The whole image: containerd before 2.2 ignores the subPath of such a mount.
             code_folder = f"{CODE_FOLDER}/{_CODE_OF_IMAGE}"
         elif code.image:
             source = {"emptyDir": {"sizeLimit": _SCRATCH_SIZE}}
             copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", CODE_FOLDER]
             init_containers.append(
-                {**_container("code", code.image, defaults, resources), "command": copy, "volumeMounts": [mount]}
+                {**_container("code", code.image, resources), "command": copy, "volumeMounts": [mount]}
             )
         volumes.append({"name": "code", **source})
         mounts.append({**mount, "readOnly": True})
@@ -287,7 +287,7 @@ def _pod(
     image = (is_gpu and origin.cuda_image) or origin.base_image
     dataset = job.spec.output.dataset
     container = {
-        **_container(role, image, defaults, resources),
+        **_container(role, image, resources),
         **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
         **container,
         "env": env,
@@ -366,11 +366,11 @@ def _over(given: Any, own: Mapping[str, Any]) -> Any:
     return {**(given or {}), **own} if isinstance(given or {}, Mapping) else given
 
 
-def _container(name: str, image: str, defaults: OperatorDefaults, resources: Mapping[str, Any]) -> dict[str, Any]:
+def _container(name: str, image: str, resources: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "image": image,
-        "imagePullPolicy": defaults.image_pull_policy,
+        "imagePullPolicy": "IfNotPresent",
         "resources": resources,
         # Without a termination message, Kubernetes reports the last lines of the log.
         "terminationMessagePolicy": "FallbackToLogsOnError",

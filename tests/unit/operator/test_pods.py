@@ -251,9 +251,9 @@ def test_code_of_a_config_map_is_on_the_path() -> None:
 
 
 def test_code_of_an_image_is_mounted_where_the_cluster_can() -> None:
-    defaults = OperatorDefaults(has_image_volumes=True, image_pull_policy="Always")
+    defaults = OperatorDefaults(has_image_volumes=True)
     pod = worker(defaults=defaults, spec={"code": {"image": "example/my-code:1"}})
-    source = {"reference": "example/my-code:1", "pullPolicy": "Always"}
+    source = {"reference": "example/my-code:1", "pullPolicy": "IfNotPresent"}
     assert pod["spec"]["volumes"][-1] == {"name": "code", "image": source}
     assert main_container(pod)["volumeMounts"][-1] == {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True}
     path = "/etc/cormorant/code/code:/etc/cormorant/code/code/packages.zip"
