@@ -6,7 +6,6 @@ import hmac
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from cormorant_contract.children import (
@@ -151,7 +150,6 @@ class Tokens:
     ray: str = field(repr=False)
 
 
-@lru_cache(maxsize=1 << 16)
 def derive(key: bytes, *, uid: str) -> Tokens:
     """The tokens of the job with this uid, from the operator's key: a restarted operator need not read Secrets. A
     recreated job of the same name has others.
