@@ -68,8 +68,6 @@ class Collector(FleetCollector):
             return super().__new__(cls)
         if backend not in _BACKENDS:
             raise ValueError(f'backend "{backend}" is not known here; use one of {", ".join(_BACKENDS)}')
-        if twice := sorted(set(options) & {"create_env_fn", "policy", "num_collectors", "sync", "backend", *kwargs}):
-            raise ValueError(f"backend_options has {', '.join(twice)}, arguments of Collector itself; give them there")
         given: dict[str, Any] = {**kwargs, **options}
         made: FleetCollector
         if backend == "ray":

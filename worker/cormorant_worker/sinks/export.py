@@ -28,8 +28,6 @@ from cormorant_worker.sinks.schema import NEXT, column_name, nested_lists
 from cormorant_worker.spaces import Array, Key, Leaf, Space
 
 ExportFormat = Literal["minari", "parquet", "lerobot", "huggingface"]
-_GROUP_BYTES = 64 << 20
-_MOST_ROWS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,12 +207,11 @@ def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fa
     """Write `<target>/<part>.parquet` for each part that has frames; returns their number. `is_nested`: an array is a
     list of lists; otherwise one list in row-major order.
 
-    One row per frame, in bounded row groups. Columns are those of the shards (`schema.py`) as plain Parquet types, a
+    One row per frame. Columns are those of the shards (`schema.py`) as plain Parquet types, a
     leaf's shape in the field's metadata; `next.<leaf>` is null where the following row of the same `traj_id` has it.
     """
     schema = dataset.description.schema
     arrow = _parquet_schema(dataset, is_nested=is_nested)
-    rows = max(1, min(_MOST_ROWS, _GROUP_BYTES // max(1, schema.frame_bytes())))
     written = 0
     for part in dataset.parts():
         if not part.frames:
@@ -228,7 +225,7 @@ def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fa
                 places = pa.array(np.cumsum(has_next) - 1, mask=~has_next)
                 following = zip(schema.carried, frames.next_values, strict=True)
                 columns += [_column(leaf, values, is_nested=is_nested).take(places) for leaf, values in following]
-                writer.write_table(pa.Table.from_arrays(columns, schema=arrow), row_group_size=rows)
+                writer.write_table(pa.Table.from_arrays(columns, schema=arrow))
                 written += len(frames)
         draft.rename(target / f"{part.name}.parquet")
     return written

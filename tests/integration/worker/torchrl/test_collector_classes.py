@@ -357,7 +357,6 @@ def test_a_collector_in_this_process_is_one() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"backend": "direct", "num_collectors": 3}, "num_collectors 3, sync None, backend_options "),
         ({"backend": "rpc"}, 'backend "rpc" is not known here; use one of direct, process, '),
-        ({"backend": "process", "backend_options": {"sync": 1}}, "backend_options has sync, arguments of Collector it"),
         ({"trajs_per_batch": 4, "traj_format": "flat"}, "traj_format must be 'padded' or 'cat', found 'flat'"),
         ({"traj_format": "cat"}, 'traj_format "cat" is how whole episodes are handed out; give trajs_per_b'),
     ]
