@@ -167,8 +167,8 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
 
 
-@pytest.mark.parametrize("counts", ["frames", "episodes"])
-def test_live_bar_keeps_the_log_above_it(counts: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("counts", "left"), [("frames", "0:18"), ("episodes", "6:09")])
+def test_live_bar_keeps_the_log_above_it(counts: Any, left: str, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
     display.begin(replace(PLAN, counts=counts))
@@ -177,7 +177,7 @@ def test_live_bar_keeps_the_log_above_it(counts: Any, capsys: pytest.CaptureFixt
     display.end(SUMMARY)
     display.close()
     drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
-    assert f"50,000 of 200,000 {counts} (25%)  8,123 frames/s" in drawn
+    assert f"50,000 of 200,000 {counts} (25%)  8,123 frames/s  {left} left" in drawn
     assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
     assert drawn.index("warning: worker lost: [red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
     assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
@@ -229,7 +229,7 @@ KEPT, NEXT = "dataset: data/pong, 200,000 frames,", "next: cormorant dataset ver
                 f"stopped after 150,000 frames{RATE}",
                 f"{EPISODES} over the last 100",
                 "dropped frames: 64 (drain)",
-                "frames that no learner took were counted but not kept; add output.dataset to keep everything",
+                "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
             ],
         ),
         (
@@ -291,7 +291,7 @@ def test_modules_beside_the_manifest_are_importable(file: str, tmp_path: Path, m
 def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "absent.yaml"
     assert entry.run(["run", str(missing), "--json"]) == 2
-    message = f"{missing}: cannot be read: No such file or directory; check the path"
+    message = f"{missing}: no such file; check the path"
     said = capsys.readouterr()
     assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
     assert json.loads(said.err) == {"error": message, "exit_code": 2}
