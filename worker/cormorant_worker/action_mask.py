@@ -13,6 +13,8 @@ import numpy as np
 from cormorant_worker.spaces import Array, Leaf, OneHot, Rooted, Space, leaf_spaces, leaves, unflattener
 
 ACTION_MASK = "action_mask"
+_LONGEST_IN_INFO = 1 << 14
+"""Masks in info are kept for every environment: of spaces with more actions they are not read."""
 
 
 def mask_length(action: Space) -> int:
@@ -42,17 +44,22 @@ def find_masks(observation: Space, action: Space) -> list[int]:
 
 def info_mask_length(observation: Space, action: Space) -> int:
     """Length of the mask in the info; 0: it is not read, for example because the observation contains the mask."""
-    return 0 if find_masks(observation, action)[0] >= 0 else mask_length(action)
+    length = mask_length(action)
+    return 0 if length > _LONGEST_IN_INFO or find_masks(observation, action)[0] >= 0 else length
 
 
 def info_mask(info: Any, length: int) -> Array | None:
-    """[length] the mask in an info; None: the info contains no valid mask."""
+    """[length] the mask in an info, also as gymnasium's tuple of one mask for each part; None: the info contains no
+    valid mask.
+    """
     mask = info.get(ACTION_MASK) if isinstance(info, Mapping) else None
-    try:
-        array = np.asarray(mask)
-    except ValueError:  # lists of different lengths
+    if mask is None:
         return None
-    return array if array.size and array.shape == (length,) and array.dtype.kind in "biuf" else None
+    try:
+        array = np.concatenate([np.ravel(part) for part in mask]) if isinstance(mask, tuple) else np.asarray(mask)
+    except (ValueError, TypeError):  # lists of different lengths, an empty tuple
+        return None
+    return array if array.shape == (length,) and array.dtype.kind in "biuf" else None
 
 
 def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[Array], Array]:
@@ -84,7 +91,7 @@ def masked_sampler(action: Space, generator: np.random.Generator) -> Callable[[A
 def legal_action(action: Space, obs: Any, info: Mapping[str, Any], *, seed: int) -> Any:
     """Draw an action that the mask in the info or observation of a reset allows; any action if there is no mask."""
     if isinstance(action, Rooted):  # each group of agents has its masks beside its observation
-        masks = {name: {ACTION_MASK: np.ravel(obs[name][ACTION_MASK])} for name in action}
+        masks = {name: {ACTION_MASK: tuple(obs[name][ACTION_MASK])} for name in action}
         return {
             name: {"action": legal_action(group["action"], masks[name], {}, seed=seed)}  # type: ignore[index]  # Dict
             for name, group in action.items()

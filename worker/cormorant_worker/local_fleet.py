@@ -132,6 +132,10 @@ class FleetReceipt(Receipt):
             )
         return self
 
+    def __repr__(self) -> str:
+        found = self._owner._fleet.receipt(self.version)
+        return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
+
 
 def owned(fleet: WorkerFleet, owner: object) -> WorkerFleet:
     """The underlying fleet, closed when its owner is garbage-collected."""

@@ -54,7 +54,7 @@ class MaskedAtTimes(gymnasium.Env[Any, Any]):
         return (told := self._told())[0], 1.0, self._steps == 5, False, told[1]
 
     def _told(self) -> tuple[Any, dict[str, Any]]:
-        mask = np.array([0, 1, 0, 0, 1], np.int8)
+        mask = (np.array([0, 1], np.int8), np.array([0, 0, 1], np.int8))
         return np.full(1, self._steps, np.float32), {"action_mask": mask} if self._steps % 2 == 0 else {}
 
     def get_state(self) -> dict[str, Any]:

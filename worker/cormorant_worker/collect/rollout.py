@@ -324,6 +324,10 @@ class RowGraphs:
         self.refused = "" if actor.models.modules else "the policy is not a torch module"
         """Why nothing is recorded."""
 
+    @property
+    def num_recorded(self) -> int:
+        return sum(replay is not None for replay in self._replays.values())
+
     def run(self, row: int, act: Act) -> None:
         """Do what `act` does, which is the same for this row each time."""
         if self.refused:
