@@ -10,6 +10,9 @@ from cormorant_contract.info import EpisodeMetrics
 from cormorant_contract.rule import Rule, each_once
 
 Clip = Annotated[float, Field(strict=True, ge=0, le=1_000_000, allow_inf_nan=False)]
+ObservationKey = Annotated[
+    str, Field(strict=True, min_length=1, max_length=128, description="Path of a leaf below the observation.")
+]
 OutputKey = Annotated[
     str, Field(strict=True, min_length=1, max_length=253, description="Key in batches; nested keys with dots.")
 ]
@@ -26,10 +29,21 @@ class MultiStep(Contract):
 
 
 class NormalizeObservation(Contract):
-    """Statistics of the observations that were acted on: every floating-point leaf."""
+    """Statistics of the observations that were acted on."""
 
     clip: Clip = 10.0
     """Bound of normalized values on both sides; 0 does not clip."""
+
+    keys: Annotated[tuple[ObservationKey, ...], Field(max_length=64)] = ()
+    """Leaves of a Dict or Tuple observation, for example [pos, arm.joints]. Empty means every floating-point leaf."""
+
+    rules = (
+        Rule(
+            cel="self.keys.all(k, self.keys.exists_one(other, other == k))",
+            sentence="keys contains a key twice; remove one of the two",
+            path=("keys",),
+        ),
+    )
 
 
 class NormalizeReward(Contract):

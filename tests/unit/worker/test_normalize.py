@@ -147,9 +147,27 @@ def test_policies_see_float32_normalized_and_clipped() -> None:
     ]
 
 
-def test_what_cannot_be_normalized_is_said() -> None:
-    with pytest.raises(ManifestError, match="is for floating-point values, and the observation has uint8"):
-        Normalizer(BOTH, gymnasium.spaces.Box(0, 255, (8, 8), np.uint8))
+@pytest.mark.parametrize(
+    ("block", "space", "sentence"),
+    [
+        (
+            {"observation": {}},
+            gymnasium.spaces.Box(0, 255, (8, 8), np.uint8),
+            "is for floating-point values, and the observation has uint8",
+        ),
+        ({"observation": {"keys": ["pos"]}}, BOX, "names pos, and the observation has: none"),
+        ({"observation": {"keys": ["x"]}}, gymnasium.spaces.Dict({"pos": BOX}), "names x, .* has: pos"),
+        (
+            {"observation": {"keys": ["n"]}},
+            gymnasium.spaces.Dict({"n": gymnasium.spaces.Discrete(3), "pos": BOX}),
+            "has n int64, pos float64",
+        ),
+    ],
+    ids=["image", "no-keys", "unknown-key", "whole-numbers"],
+)
+def test_what_cannot_be_normalized_is_said(block: Any, space: Any, sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        Normalizer(Normalize.model_validate(block), space)
 
 
 def test_statistics_of_other_observations_are_refused() -> None:

@@ -270,7 +270,8 @@ class BatchMoments:
             moments[name] = found = RunningMoments.of(frames, clip=clip)
             if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
                 raise EnvError(
-                    f"an environment returned {name} that is not finite, or too large for statistics; correct it"
+                    f"an environment returned {name} that is not finite, or too large for statistics; correct the "
+                    "environment, or name the other leaves in spec.collection.normalize.observation.keys"
                 )
         return Statistics(moments)
 

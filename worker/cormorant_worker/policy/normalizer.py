@@ -21,7 +21,7 @@ class Normalizer:
     """The normalized leaves and their current statistics. Used by the thread that calls the policy."""
 
     def __init__(self, settings: Normalize, observation: Space) -> None:
-        """Choose the leaves. Raises ManifestError where none can be normalized."""
+        """Choose the leaves. Raises ManifestError where a key is unknown, or what it names cannot be normalized."""
         self.settings = settings
         self._leaves = leaves(observation, ("observation",))
         chosen = _chosen(settings, self._leaves)
@@ -94,12 +94,17 @@ def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:
 def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
     if settings.observation is None:
         return ()
-    chosen = tuple(leaf for leaf in found if leaf.dtype.kind == "f")
-    if not chosen:
-        has = ", ".join(leaf.dtype.name for leaf in found)
+    field = "spec.collection.normalize.observation"
+    by_key = {".".join(leaf.key[1:] if leaf.key[0] == "observation" else leaf.key): leaf for leaf in found}
+    keys = settings.observation.keys
+    if unknown := [key for key in keys if key not in by_key]:
+        known = ", ".join(name for name in by_key if name) or "none, because the observation is a single array"
+        raise ManifestError(f"{field}.keys names {', '.join(unknown)}, and the observation has: {known}")
+    chosen = tuple(by_key[key] for key in keys) or tuple(leaf for leaf in found if leaf.dtype.kind == "f")
+    if not chosen or any(leaf.dtype.kind != "f" for leaf in chosen):
+        has = ", ".join(f"{name} {leaf.dtype.name}".strip() for name, leaf in by_key.items())
         raise ManifestError(
-            "spec.collection.normalize.observation is for floating-point values, and the observation has "
-            f"{has}; remove it"
+            f"{field} is for floating-point values, and the observation has {has}; remove it, or keys of other values"
         )
     return chosen
 
