@@ -282,6 +282,8 @@ class FrameStack:
     def __init__(self, num_frames: int, *, keys: Sequence[Key] = ("observation",)) -> None:
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
             raise PostprocError(f"num_frames {num_frames!r} is not a number of frames; use an integer of at least 1")
+        if not keys or isinstance(keys, str):
+            raise PostprocError(f'keys is {keys!r}; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
         self._open: TensorDict | None = None

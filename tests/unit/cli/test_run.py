@@ -291,7 +291,7 @@ def test_modules_beside_the_manifest_are_importable(file: str, tmp_path: Path, m
 def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = tmp_path / "absent.yaml"
     assert entry.run(["run", str(missing), "--json"]) == 2
-    message = f"{missing}: no such file; check the path"
+    message = f"{missing}: cannot be read: No such file or directory; check the path"
     said = capsys.readouterr()
     assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
     assert json.loads(said.err) == {"error": message, "exit_code": 2}

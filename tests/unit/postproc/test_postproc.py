@@ -369,6 +369,8 @@ def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
     assert stack(to_batch([row[4:]]))["observation"][0, 0, :, 0].tolist() == [4.0, 4.0]
     with pytest.raises(PostprocError, match="num_frames 0"):
         FrameStack(0)
+    with pytest.raises(PostprocError, match="keys is 'observation'; name the leaves"):
+        FrameStack(2, keys="observation")
     with pytest.raises(PostprocError, match="the batch has no pixels"):
         FrameStack(2, keys=("pixels",))(to_batch([row]))
     with pytest.raises(PostprocError, match="must be time"):
