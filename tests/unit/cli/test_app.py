@@ -82,6 +82,8 @@ def test_errors_are_json_where_asked_and_never_the_librarys_words(
     [
         ("evaluate pong --episodes 2 --sample", "pong runs already with what its manifest says; give a manifest"),
         ("status --url http://h --token t --token-file f", "token and token_file both give a token"),
+        ("status pong --url http://h", '"pong" names a job of the cluster and --url http://h a head'),
+        ("status --url http://h -n rl", "--namespace and --context need a job's name"),
     ],
 )
 def test_options_that_contradict_are_refused(command: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

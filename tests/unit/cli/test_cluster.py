@@ -24,8 +24,8 @@ from websockets.sync.server import Server, ServerConnection, serve
 import cormorant
 from cormorant_cli.__main__ import run
 from cormorant_cli.cluster import Cluster, Raw
-from cormorant_cli.connection import Connection, head_pod
-from cormorant_cli.errors import BadInput, NoHead
+from cormorant_cli.connection import head_pod
+from cormorant_cli.errors import NoHead
 from cormorant_cli.printing import told_when_slow
 from cormorant_client import BadAddress, HeadUnreachable
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
@@ -81,27 +81,6 @@ def test_kubeconfig_that_is_none_is_a_sentence(
     monkeypatch.setattr("cormorant_cli.cluster._NAMESPACE", tmp_path)  # in a pod, too: its own cluster is not meant
     assert run(["status", "pong"]) == 2
     assert "kubeconfig" in capsys.readouterr().err
-
-
-HERE = "http://127.0.0.1:8000"
-
-
-def connection(**given: str) -> Connection:
-    return Connection(**{"url": "", "token": "", "token_file": "", **given})
-
-
-@pytest.mark.parametrize(
-    ("given", "sentence"),
-    [
-        ({}, "no job or head given"),
-        ({"job": "pong", "url": HERE}, f'"pong" names a job of the cluster and --url {HERE} a head'),
-        ({"url": HERE, "namespace": "rl"}, "--namespace and --context need a job's name"),
-        ({"url": HERE, "context": "kind"}, "--namespace and --context need a job's name"),
-    ],
-)
-def test_contradictions_are_refused(given: dict[str, str], sentence: str) -> None:
-    with pytest.raises(BadInput, match=sentence):
-        connection(**given)
 
 
 @pytest.mark.parametrize(
