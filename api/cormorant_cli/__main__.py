@@ -75,18 +75,13 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
 
 def without_json(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """The arguments without `--json` or `-o json`, which every command takes, and whether one of them was there."""
-    command = next((word for word in arguments if not word.startswith("-")), "")
-    options = ("-o", "--output") if command != "evaluate" else ("-o",)  # its --output is a folder
-    given, words, is_json = list(arguments), list[str](), False
-    while given:
-        word = given.pop(0)
-        if word in options and given[:1] == ["json"]:
-            word += f"={given.pop(0)}"
-        if word in ("--json", "-ojson", *(f"{option}=json" for option in options)):
-            is_json = True
+    words = list[str]()
+    for word in arguments:
+        if word == "json" and words[-1:] == ["-o"]:
+            words[-1] = "--json"
         else:
             words.append(word)
-    return words, is_json
+    return [word for word in words if word != "--json"], "--json" in words
 
 
 def in_our_words(message: str) -> str:

@@ -66,14 +66,9 @@ def init(
 
     Refuses to overwrite existing files.
     """
-    if directory.suffix in (".yaml", ".yml", ".json"):
-        raise BadInput(
-            f"{directory} is a file's name, and init writes two files; name a folder: cormorant init DIRECTORY"
-        )
     files = {directory / "job.yaml": _MANIFEST, directory / "policy.py": _POLICY}
     if found := [str(path) for path in files if path.exists()]:
-        verb = "exists" if len(found) == 1 else "exist"
-        raise BadInput(f"{' and '.join(found)} {verb} already; name another folder: cormorant init DIRECTORY")
+        raise BadInput(f"{' and '.join(found)}: already there; name another folder: cormorant init DIRECTORY")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():
