@@ -13,15 +13,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client.delivery import Delivery, Mappings, NotHere, decode, decode_memory
-from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, FleetError, NotFound, StreamEnded
-from cormorant_client.head import HeadConnection, quoted
+from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, NotFound, StreamEnded
+from cormorant_client.head import HeadConnection, Params, quoted
 from cormorant_client.pauses import default_owner
 from cormorant_client.transport import HttpReply
-from cormorant_contract.errors import did_you_mean
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest.batches import MemoryBatch
 
@@ -54,7 +52,7 @@ class RemoteBatches(Generic[T]):
     """Iterator of batches and context manager. Only one thread may iterate."""
 
     def __init__(self, head: HeadConnection, wanted: StreamOptions, read: Callable[[Delivery], T]) -> None:
-        self._fetcher = _Fetcher(head, wanted)
+        self._fetcher = _Fetcher(head, **wanted)
         self._read = read
         # The thread references only the fetcher: garbage collection of an abandoned iterator stops it.
         self._end = weakref.finalize(self, self._fetcher.stop)
@@ -103,15 +101,25 @@ class RemoteBatches(Generic[T]):
 class _Fetcher:
     """Fetches ahead in a thread, and tracks the batches that the head lent."""
 
-    def __init__(self, head: HeadConnection, wanted: StreamOptions) -> None:
+    def __init__(
+        self,
+        head: HeadConnection,
+        *,
+        frames: int | None = None,
+        consumer: str = "",
+        prefetch: int = 2,
+        max_staleness: int | None = None,
+        memory: MemoryUse = "auto",
+    ) -> None:
         self._head = head
         self._fetching = head.twin()
         """Closed by `stop`, which aborts a waiting request."""
-        self._wanted = wanted
-        options = StreamOptions.__annotations__
-        for name in wanted.keys() - options:
-            raise FleetError(f"an iteration has no option {name}{did_you_mean(name, options)}")
-        self._frames, self._prefetch = wanted.get("frames"), wanted.get("prefetch", 2)
+        self._frames, self._prefetch = frames, prefetch
+        self._asking: Params = {
+            "consumer": consumer or default_owner(),
+            "wait": _POLL_S,
+            "max_staleness": max_staleness,
+        }
         self._condition = threading.Condition()
         """Guards the fields below, up to the thread."""
         self._ready: deque[tuple[Delivery, float]] = deque()
@@ -124,9 +132,7 @@ class _Fetcher:
         self._end: ClientError | Literal["done"] | None = None
         self._current: Delivery | None = None
         self._acked: deque[str] = deque(maxlen=_REMEMBERED)
-        self._uses_memory = (
-            wanted.get("memory", "auto") == "auto" and head.address.is_loopback and Path("/proc/net/tcp").exists()
-        )
+        self._uses_memory = memory == "auto" and head.address.is_loopback
         self._mappings: Mappings | None = None
         self._thread = threading.Thread(target=self._fetch_all, name="cormorant-batches", daemon=True)
         self._thread.start()
@@ -269,11 +275,7 @@ class _Fetcher:
         reply = self._fetching.send(
             "GET",
             "/v1/batches/next",
-            params={
-                "consumer": self._wanted.get("consumer") or default_owner(),
-                "wait": _POLL_S,
-                "max_staleness": self._wanted.get("max_staleness"),
-            },
+            params=self._asking,
             headers={"Accept": accept, **self._head.receipts},
             wait_s=_POLL_S,
             is_bulk=True,

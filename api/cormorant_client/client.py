@@ -11,13 +11,10 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
-
-from pydantic import ValidationError
 
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
@@ -26,7 +23,6 @@ from cormorant_client.errors import (
     BatchTimeout,
     ClientError,
     ControlTimeout,
-    FleetError,
     HeadFailed,
     HeadUnreachable,
     Refused,
@@ -41,11 +37,11 @@ from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest import updates as rest
-from cormorant_contract.rest.control import PauseRequest, Pauses, Reseed, ResumeRequest, Seeded
+from cormorant_contract.rest.control import Pauses, Seeded
 from cormorant_contract.rest.live import Event, Opening
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import EvaluationTable, SpacesReport, Status, Workers
-from cormorant_contract.rest.updates import Models, Rollback, Versions
+from cormorant_contract.rest.updates import Models, Versions
 from cormorant_contract.weights import Publishable
 
 if TYPE_CHECKING:
@@ -54,8 +50,6 @@ if TYPE_CHECKING:
 
 _STATE_WAIT_S = 300.0
 _SEED_WAIT_S = 400.0
-_SEEDS = 2**53
-"""JSON numbers below this are exact."""
 _CONFLICTS = 20
 _KEPT_STATISTICS = 256
 """Number of newest versions whose statistics are kept: as many as the head keeps."""
@@ -121,11 +115,6 @@ def connect(
         )
     address = parse_address(url)
     context = None
-    if not address.is_tls and (ca_file or ca_data or server_name):
-        raise BadAddress(
-            f"ca_file, ca_data and server_name are for https, and the head's address is {address}; use https:// if "
-            "the head has a certificate, or leave them out"
-        )
     if address.is_tls:
         try:
             context = ssl.create_default_context(cafile=ca_file, cadata=ca_data)
@@ -139,17 +128,6 @@ def connect(
     )  # fmt: skip
     head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
     return Client(head, again)
-
-
-@contextmanager
-def _stated() -> Iterator[None]:
-    """Raise FleetError in a sentence for a value that the API refuses."""
-    try:
-        yield
-    except ValidationError as error:
-        found = error.errors(include_url=False)[0]
-        name = str(found["loc"][0]).removesuffix("_seconds")  # the API's fields have their unit in their names
-        raise FleetError(f"{name} is {found['input']!r}: {found['msg']}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +239,8 @@ class Client(Fleet):
         Raises:
             NotFound: the version is not retained.
         """
-        with _stated():
-            body = Rollback(version=version)
-        return self._noted(self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False))
+        path = f"/v1/models/{quoted(model)}:rollback"
+        return self._noted(self._head.post(path, {"version": version}, is_safe=False))
 
     @property
     def version(self) -> int:
@@ -358,9 +335,7 @@ class Client(Fleet):
         Raises:
             ControlTimeout: a worker did not stop in time; the lease holds, and the others stay paused.
         """
-        with _stated():
-            wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
-        pause = Pause(self._head, wanted)
+        pause = Pause(self._head, owner=owner or default_owner(), reason=reason, ttl=ttl, wait=wait)
         if wait and pause.lease.state != "paused":
             raise ControlTimeout(
                 f"the fleet is still {pause.lease.state} after {wait:g} s; {pause.owner} holds its pause for {ttl:g} "
@@ -370,9 +345,7 @@ class Client(Fleet):
 
     def resume(self, owner: str | None = None) -> Pauses:
         """End the pause lease of an owner (default: this process). Leases of other owners stay."""
-        with _stated():
-            wanted = ResumeRequest(owner=owner or default_owner())
-        return self._head.parse(Pauses, self._head.post("/v1/resume", wanted))
+        return self._head.parse(Pauses, self._head.post("/v1/resume", {"owner": owner or default_owner()}))
 
     def pauses(self) -> Pauses:
         """The pause leases that are active, and the state of the fleet."""
@@ -405,11 +378,9 @@ class Client(Fleet):
         """See `Fleet.seed`. Not retried when the connection breaks.
 
         Raises:
-            FleetError: the seed is negative or above 2**53 - 1, or all frames are collected.
+            HeadError: the seed is negative or above 2**53 - 1, or all frames are collected.
         """
-        if not (isinstance(seed, Integral) and 0 <= seed < _SEEDS):
-            raise FleetError(f"seeds begin at 0 and end before 2**53, found {seed!r}; give another whole number")
-        reply = self._head.post("/v1/seed", Reseed(seed=int(seed)), wait_s=_SEED_WAIT_S, is_safe=False)
+        reply = self._head.post("/v1/seed", {"seed": index(seed)}, wait_s=_SEED_WAIT_S, is_safe=False)
         return self._head.parse(Seeded, reply).workers
 
     def status(self) -> Status:

@@ -5,6 +5,7 @@ bulk     --data-port  batches, weights, state. `GET /v1/status` names it; if unr
 """
 
 import http.client
+import json
 import logging
 import math
 import random
@@ -108,13 +109,13 @@ class HeadConnection:
     def post(
         self,
         path: str,
-        body: BaseModel | None = None,
+        body: Mapping[str, object] | None = None,
         *,
         wait_s: float = 0.0,
         is_safe: bool = True,
         patience_s: float | None = None,
     ) -> HttpReply:
-        data = [body.model_dump_json().encode()] if body is not None else []
+        data = [json.dumps(body).encode()] if body is not None else []
         headers = {"Content-Type": "application/json"} if data else {}
         return self.send(
             "POST", path, body=data, headers=headers, wait_s=wait_s, is_safe=is_safe, patience_s=patience_s

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from cormorant_client.errors import ClientClosed, ClientError, NotFound
 from cormorant_client.head import HeadConnection, quoted
-from cormorant_contract.rest.control import PauseLease, PauseRequest
+from cormorant_contract.rest.control import PauseLease
 
 _RENEWALS = 3
 """Renewals per lease time: two may fail."""
@@ -27,18 +27,15 @@ class Pause:
     Without `with` it ends when it expires, or with `resume`.
     """
 
-    def __init__(self, head: HeadConnection, request: PauseRequest) -> None:
+    def __init__(self, head: HeadConnection, *, owner: str, reason: str, ttl: float, wait: float) -> None:
         self._head = head
-        self._request = request
+        self.owner = owner
+        """Owner of the lease."""
+        self._reason, self._ttl_s = reason, ttl
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.lease = self._ask(request.wait_seconds)
+        self.lease = self._ask(wait)
         """The lease as the head last reported it."""
-
-    @property
-    def owner(self) -> str:
-        """Owner of the lease."""
-        return self._request.owner
 
     def renew(self) -> PauseLease:
         """Restart the lease's time limit from now."""
@@ -65,7 +62,7 @@ class Pause:
         self.resume()
 
     def _keep(self) -> None:
-        while not self._stop.wait(self._request.ttl_seconds / _RENEWALS):
+        while not self._stop.wait(self._ttl_s / _RENEWALS):
             try:
                 self.renew()
             except ClientClosed:
@@ -74,7 +71,7 @@ class Pause:
                 continue  # the next renewal may succeed; otherwise the lease expires
 
     def _ask(self, wait_s: float) -> PauseLease:
-        request = self._request.model_copy(update={"wait_seconds": wait_s})
+        request = {"owner": self.owner, "reason": self._reason, "ttl_seconds": self._ttl_s, "wait_seconds": wait_s}
         patience_s = None if self._thread is None else 0.0
         reply = self._head.post("/v1/pauses", request, wait_s=wait_s, patience_s=patience_s)
         return self._head.parse(PauseLease, reply)

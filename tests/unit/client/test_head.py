@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_client import AsyncClient, Client, connect, errors
+from cormorant_client import AsyncClient, connect, errors
 from cormorant_client.aio import AsyncBatches
 from cormorant_client.head import HeadConnection, Patience, parse_events
 from cormorant_client.transport import Transport, parse_address
@@ -102,21 +102,6 @@ def test_a_url_with_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(errors.BadAddress, match="has only scheme, host and port; pass the token as") as refused:
         parse_address(f"http://{url}")
     assert "secret" not in str(refused.value)
-
-
-@pytest.mark.parametrize(
-    ("ask", "sentence"),
-    [
-        (lambda client: client.pause(owner="not you"), "owner is 'not you': "),
-        (lambda client: client.pause(wait=301), "^wait is 301: "),
-        (lambda client: client.resume("not you"), "owner is 'not you': "),
-        (lambda client: client.rollback(-1), "version is -1: "),
-        (lambda client: client.batches(max_stalenes=0), "no option max_stalenes; did you mean max_staleness"),  # type: ignore[call-arg]
-    ],
-)
-def test_arguments_that_cannot_be_meant_are_refused_at_once(ask: Callable[[Client], object], sentence: str) -> None:
-    with connect("http://127.0.0.1:9", reconnect_s=0) as client, pytest.raises(errors.CormorantError, match=sentence):
-        ask(client)
 
 
 def test_a_rollback_is_not_repeated() -> None:

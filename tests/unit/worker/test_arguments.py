@@ -1,6 +1,5 @@
 """What `open_fleet(env=...)`, `make_collector(env=...)` and others refuse before anything starts."""
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -8,7 +7,7 @@ import pytest
 
 import cormorant
 from cormorant import make_collector, open_fleet
-from cormorant.errors import CormorantError, ManifestError, PolicyLoadError
+from cormorant.errors import ManifestError, PolicyLoadError
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.actor import load_policy
@@ -24,18 +23,6 @@ MANIFEST = collector_job(
         "output": {"queue": {}},
     },
 )
-
-
-@pytest.mark.parametrize(
-    ("call", "sentence"),
-    [
-        (lambda: cormorant.connect("http://h:1", token="t", token_file="f"), "token and token_file both give a token"),
-        (lambda: cormorant.connect("http://h:1", ca_file="f"), "ca_file, .*https, .* address is http://h:1"),
-    ],
-)
-def test_arguments_without_an_effect_are_refused(call: Callable[[], object], sentence: str) -> None:
-    with pytest.raises(CormorantError, match=sentence):
-        call()
 
 
 @pytest.mark.parametrize(
