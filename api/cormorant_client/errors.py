@@ -38,7 +38,7 @@ from cormorant_contract.errors import (
     WeightsError,
     WeightsMismatch,
 )
-from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
+from cormorant_contract.rest.problems import Problem, ProblemType
 
 __all__ = [
     "BadAddress",
@@ -73,7 +73,6 @@ __all__ = [
     "WeightsMismatch",
 ]
 
-_NAMED_TENSORS = 3
 _DIFFERENCES = ("missing", "unexpected", "shape", "dtype")
 
 
@@ -108,16 +107,7 @@ class HeadError(ClientError):
     """The head answered with a problem document."""
 
     def __init__(self, problem: Problem) -> None:
-        text = problem.detail or problem.title
-        if problem.type.startswith(TYPE_PREFIX) and problem.kind == ProblemType.TENSOR_MISMATCH:
-            named = [
-                f"{what}: {', '.join(found.names[:_NAMED_TENSORS])}{' ...' if found.count > _NAMED_TENSORS else ''}"
-                for what in _DIFFERENCES
-                if (found := getattr(problem, what)) is not None and found.count
-            ]
-            if named and not any(part in text for part in named):
-                text = f"{text} ({'; '.join(named)})"
-        super().__init__(text)
+        super().__init__(problem.detail or problem.title)
         self.problem: Problem = problem
         """The problem document."""
         self.kind: str = problem.kind

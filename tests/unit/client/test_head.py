@@ -75,11 +75,6 @@ def test_problems_become_typed_errors(status: int, kind: str, expected: type[err
     assert (str(error), error.kind, error.status) == ("because", kind, status)
 
 
-def test_a_tensor_mismatch_names_the_tensors() -> None:
-    body = problem(422, "tensor-mismatch", detail="2 differ", missing={"count": 5, "names": ["a", "b", "c", "d"]}).body
-    assert str(errors.error_for(422, body, where="PUT x")) == "2 differ (missing: a, b, c ...)"
-
-
 def test_an_answer_of_something_else_is_quoted() -> None:
     with (
         ScriptedHead(in_turn(Say(404, b"<html>nginx</html>"))) as head,
