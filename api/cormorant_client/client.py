@@ -200,8 +200,7 @@ class Client(Fleet):
                 are stored in the same safetensors file; `weights().metadata` returns them.
 
         Raises:
-            WeightsError: `weights` contains something that is not a tensor, or `metadata` something that is not a
-                string; or the file cannot be read.
+            WeightsError: `weights` contains something that is not a tensor, or the file cannot be read.
             WeightsMismatch: names, shapes or dtypes differ from the policy's.
             NonfiniteWeights: a value is NaN or infinite, and `policy.allowNonfinite` is not set.
             StaleWeights: the version is not higher than the current one. Or the connection broke, and newer weights

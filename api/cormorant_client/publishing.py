@@ -4,7 +4,6 @@ A body is a header and views of the tensors' own memory: nothing is joined or co
 tensors before they are sent.
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.transport import Bytes
 from cormorant_contract.fleet import Receipt
 from cormorant_contract.rest import updates as rest
-from cormorant_contract.tensor_file import MAX_METADATA_BYTES, TORCH_NAMES, TensorFile, make_header
+from cormorant_contract.tensor_file import TORCH_NAMES, TensorFile, make_header
 from cormorant_contract.weights import Publishable, file_of, read_header, tensors_by_name
 
 if TYPE_CHECKING:
@@ -64,21 +63,14 @@ def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mappin
         metadata: strings for the file's `__metadata__`.
 
     Raises:
-        WeightsError: something in it is not a tensor, the file is not a safetensors file, or the metadata is not
-            strings, too long, or given for a file, which has its own.
+        WeightsError: something in it is not a tensor, the file is not a safetensors file, or metadata is given for a
+            file, which has its own.
     """
     data = file_of(weights)
     if metadata and data is not None:
         raise WeightsError("metadata cannot be added to a safetensors file; save the file with its metadata")
     if data is not None:
         return Body(model=model, pieces=(data,))
-    if metadata and not all(isinstance(text, str) for item in metadata.items() for text in item):
-        raise WeightsError("metadata must map strings to strings; encode other values, for example with json.dumps")
-    if metadata and (size := len(json.dumps(dict(metadata)))) > MAX_METADATA_BYTES:
-        raise WeightsError(
-            f"the metadata has {size:,} bytes as JSON, the limit is {MAX_METADATA_BYTES:,}; store the data "
-            "in a file and its location here"
-        )
     flat, has_models = tensors_by_name(weights)
     found = [(name, *_bytes_of(name, value)) for name, value in flat.items()]
     # Widest elements first, so that each tensor is aligned for its dtype.

@@ -17,8 +17,7 @@ import pytest
 import torch
 import yaml
 
-from cormorant_client import Client, LearnerLink, WeightsError, connect
-from cormorant_client.publishing import make_body
+from cormorant_client import Client, LearnerLink, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import START_S, HeadProcess
 from cormorant_testing.policies import numbered
@@ -150,8 +149,6 @@ def test_metadata_is_of_one_publish_whoever_makes_it_and_outlives_the_head(tmp_p
         assert pair(client, last) == (3, "one 3")
         text = "x" * ((1 << 20) - len('{"learner": ""}'))
         assert pair(client, client.publish(numbered(1), metadata={"learner": text}).version) == (1, text)
-    with pytest.raises(WeightsError, match="the metadata has 1,048,577 bytes as JSON, the limit is 1,048,576; store"):
-        make_body(numbered(1), metadata={"learner": text + "x"})
 
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
