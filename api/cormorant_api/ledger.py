@@ -86,8 +86,6 @@ class LedgerCounts:
     redelivered: int
     stale_frames: int
     """Frames dropped because the consumer or the job asked for fresher batches."""
-    held: int
-    """Acknowledged batches whose memory another consumer still reads."""
     oldest_lent_s: float | None
     """Seconds since the oldest batch that is not acknowledged was handed out; None when there is none."""
 
@@ -286,7 +284,6 @@ class Ledger:
                 acked_frames=self._acked_frames,
                 redelivered=self._redelivered,
                 stale_frames=self._stale_frames,
-                held=sum(1 for e in self._entries.values() if e.is_acked and not e.senders),
                 oldest_lent_s=max(0.0, self._clock() - min(lent)) if lent else None,
             )
 

@@ -67,12 +67,11 @@ class Ring(Generic[Item]):
         self.notifier = AsyncNotifier()
         """Notified at every item."""
         self.listeners = 0
-        self.dropped_listeners = 0
         self.end = 0
         """Position after the newest item."""
         self._most_listeners = most_listeners
         self._guard = threading.Lock()
-        """Guards the items, `end` and the listener counts."""
+        """Guards the items, `end` and `listeners`."""
         self._items: deque[Item] = deque(maxlen=capacity)
 
     def append(self, make: Callable[[int], Item]) -> None:
@@ -103,10 +102,9 @@ class Ring(Generic[Item]):
             self.listeners += is_admitted
             return is_admitted
 
-    def leave(self, *, was_slow: bool = False) -> None:
+    def leave(self) -> None:
         with self._guard:
             self.listeners -= 1
-            self.dropped_listeners += was_slow
 
 
 class EventRing(Ring[Event]):

@@ -76,8 +76,6 @@ class Heads:
             queue=QueueReport(capacity=16, waiting=0, ready=0, lent=0, acked=0, redelivered=0, ended=False),
             consumers=(),
             data_port=8001,
-            listeners=0,
-            listeners_dropped=0,
             started_at=datetime.now(UTC),
             desired=self._desired(request.match_info["job"]),
         )

@@ -106,10 +106,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
             if malformed:  # a 400; an invalid value is a 422
                 found = ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {malformed[0]}")
             else:
-                places = [".".join(map(str, entry["loc"]))[:200] for entry in invalid]
-                errors = [{"field": at, "message": e["msg"][:500]} for at, e in zip(places, invalid, strict=True)]
-                detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
-                found = ApiError(ProblemType.INVALID_REQUEST, detail, errors=errors)
+                detail = "; ".join(f"{'.'.join(map(str, e['loc']))[:200]}: {e['msg'][:500]}" for e in invalid)
+                found = ApiError(ProblemType.INVALID_REQUEST, detail)
         case HTTPException(status_code=status):
             detail, headers = str(error.detail), dict(error.headers or {})
             if status == HTTPStatus.NOT_FOUND:

@@ -50,7 +50,7 @@ async def stream_events(
     if not ring.enter():
         raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     position = ring.position_after(last_event_id) if last_event_id else ring.end
-    return event_stream(_events(head, position, limit), on_end=lambda end: ring.leave(was_slow=end == "slow"))
+    return event_stream(_events(head, position, limit), on_end=lambda _: ring.leave())
 
 
 async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes]:

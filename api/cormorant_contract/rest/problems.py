@@ -72,14 +72,6 @@ class Differences(Answer):
     names: tuple[str, ...]
 
 
-class FieldError(Answer):
-    """One invalid field of a request."""
-
-    field: str
-    """Path of the field, e.g. `query.version` or `body.ttl_seconds`."""
-    message: str
-
-
 class Problem(Answer):
     """Body of every error response. Members after `instance` are present only where they apply."""
 
@@ -122,7 +114,6 @@ class Problem(Answer):
     unexpected: Differences | None = None
     shape: Differences | None = None
     dtype: Differences | None = None
-    errors: tuple[FieldError, ...] | None = None
     role: str | None = None
     """Role that the request needs, with a 403."""
 

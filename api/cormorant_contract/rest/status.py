@@ -61,8 +61,6 @@ class QueueReport(Answer):
     """Seconds since the oldest of these was delivered."""
     acked: Count
     redelivered: Count
-    held: Count = 0
-    """Acknowledged batches whose shared memory another consumer still reads; workers cannot reuse it."""
     consumer_wait_seconds: Annotated[float, Field(ge=0)] = 0
     """Seconds in which a consumer waited for a batch."""
     ended: bool
@@ -196,10 +194,6 @@ class Status(Answer):
     consumers: tuple[Consumer, ...]
     data_port: Count
     """Port for batches, weights and state; 0: use the control port."""
-    listeners: Count
-    """Open event streams."""
-    listeners_dropped: Count
-    """Event streams that were closed because the client read too slowly."""
     started_at: Time
     desired: DesiredReport
     """Values set by `PUT /v1/desired`."""

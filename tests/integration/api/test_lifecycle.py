@@ -199,7 +199,7 @@ def test_the_last_event_says_how_the_job_ended(
     with ThreadPoolExecutor(1) as pool:
         with suppress(FleetError), serve(job, directory=folder) as served:
             heard = pool.submit(read_events, served.reader, limit=10**6, Last_Event_ID="")
-            until(lambda: served.status["listeners"] == 1)
+            until(lambda: served.server.head.events.listeners == 1)
             assert served.data.get("/v1/batches/next").kind == "no-queue"
             if total == 60:
                 until(lambda: served.server.head.end_state == "Completed")
@@ -222,7 +222,7 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     with ThreadPoolExecutor(1) as pool:
         one = pool.submit(read_events, endless.reader, limit=1)
         # A fleet that has just begun tells of batches before it is asked.
-        until(lambda: endless.status["listeners"] == 1 or one.done())
+        until(lambda: ring.listeners == 1 or one.done())
         update = endless.writer.put("/v1/models/policy/weights", weights_file(9)).json
         assert endless.reader.get(f"/v1/updates/{update['update_id']}?wait=60").json["state"] == "applied"
         (first,) = one.result(60)
@@ -243,7 +243,7 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     assert [event["version"] for event in published] == [update["version"]]
     assert {"accepted", "applied", "update"} <= {event["event"] for event in many}
     assert read_events(endless.reader, limit=3, Last_Event_ID=many[4]["id"]) == many[5:8]
-    until(lambda: endless.status["listeners"] == 0)
+    until(lambda: ring.listeners == 0)
 
 
 def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:

@@ -102,10 +102,7 @@ def test_a_late_reader_of_shared_memory_sees_what_it_was_given(tmp_path: Path) -
         with client.deliveries(frames=600, prefetch=0) as others:
             delivered = [(batch.id, batch.delivery) for batch in others]
         assert delivered[0] == (seen.id, 2), "a batch that is not acknowledged in time goes to others"
-        assert client.status().queue.held == 1
         assert (seen.tensordict() == kept).all(), "nobody writes where a reader still looks"
-        seen.ack()
-        until(lambda: client.status().queue.held == 0)
 
 
 def test_what_was_not_acknowledged_comes_again(client: Client) -> None:

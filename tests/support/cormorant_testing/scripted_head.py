@@ -35,7 +35,7 @@ def job_status(**changes: Any) -> dict[str, Any]:
         "frames": {"collected": 0, "target": None, "per_second": 0, "stepped": 0, "delivered": 0, "dropped": {}},
         "episodes": {"count": 0, "mean_return": None, "mean_length": None},
         "weights": {"version": 0, "min_applied_version": 0}, "groups": [], "restarts": 0, "pause_state": "running",
-        "pauses": [], "consumers": [], "data_port": 0, "listeners": 0, "listeners_dropped": 0,
+        "pauses": [], "consumers": [], "data_port": 0,
         "queue": {
             "capacity": 1, "waiting": 0, "ready": 0, "lent": 0, "acked": 0, "redelivered": 0, "ended": False,
         },

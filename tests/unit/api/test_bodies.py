@@ -114,9 +114,9 @@ def test_a_listener_goes_on_after_the_last_event_it_saw() -> None:
     assert ring.read(1) is None, "a listener that fell behind is told"
 
 
-def test_listeners_are_bounded_and_the_slow_ones_counted() -> None:
+def test_listeners_are_bounded() -> None:
     ring = EventRing(epoch="e")
     assert all(ring.enter() for _ in range(64))
     assert not ring.enter()
-    ring.leave(was_slow=True)
-    assert (ring.listeners, ring.dropped_listeners) == (63, 1)
+    ring.leave()
+    assert ring.enter()

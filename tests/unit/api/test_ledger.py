@@ -114,11 +114,11 @@ def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
     books.ledger.expire()
     assert books.ledger.ack(books.lend("quick"))
     books.ledger.expire()
-    assert (loan.releases, books.ledger.counts().held) == (0, 1)
+    assert loan.releases == 0
     assert books.settled == [10], "the frames are settled, whoever looks at them"
     mapped[0] = False
     books.ledger.expire()
-    assert (loan.releases, books.ledger.counts().held) == (1, 0)
+    assert loan.releases == 1
 
 
 def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
