@@ -49,10 +49,6 @@ _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
 _HEADER_MARGIN = MAX_METADATA_BYTES + (1 << 20)
 _HEADER_PER_TENSOR = 512
-_DRAINS = (
-    "the head is draining: no worker starts a batch with these weights, and the next head may not have them; publish "
-    "the newest weights to the next head"
-)
 _PUBLISH_PROBLEMS = (
     ProblemType.MALFORMED_SAFETENSORS,
     ProblemType.UNKNOWN_MODEL,
@@ -226,8 +222,6 @@ async def _publish(request: Request, head: Head, model: str, version: int | None
 
 
 async def _published(head: Head, update: Update, *, is_new: bool = True, wait_s: float = 0.0) -> Response:
-    if is_new and head.is_draining:
-        head.running.updates.warn(update.version, _DRAINS)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":
         raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
