@@ -15,14 +15,6 @@ from cormorant_worker.metrics.fleet import FleetMetrics
 
 _RECENT_S = 60.0
 _EXITS = ("http", "memory")
-_FROM_THE_STATUS = (
-    declared.FRAMES_PER_SECOND,
-    declared.LENT_BATCHES,
-    declared.REDELIVERED,
-    declared.CONSUMERS,
-    declared.UPDATE_IN_PROGRESS,
-)
-"""Series that exist before there is a status."""
 
 
 class HeadMetrics:
@@ -37,8 +29,6 @@ class HeadMetrics:
         self.results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
         self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
         self.update_bytes = exposition.counter(declared.UPDATE_BYTES)
-        for metric in _FROM_THE_STATUS:
-            exposition.show(metric, 0)
         for state in HEAD_STATES:
             exposition.show(declared.HEAD_STATE_METRIC, 0, state=state)
         exposition.show(declared.HEAD_STARTED, time.time())
