@@ -15,7 +15,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
-import structlog
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
@@ -25,8 +24,6 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from cormorant_contract.rest.updates import FINAL_STATES, Update
 from cormorant_worker.fleet.batch_queue import Loan
-
-log = structlog.get_logger()
 
 _MOST = 256
 """Publishes to remember; beyond that, the oldest trace ends."""
@@ -38,13 +35,12 @@ _EPOCH_NS = time.time_ns() - time.monotonic_ns()
 class Traces:
     """Spans of publishes and rounds, sent to an OTLP endpoint over HTTP."""
 
-    def __init__(self, *, job: str, namespace: str, endpoint: str) -> None:
+    def __init__(self, *, job: str, namespace: str) -> None:
         attributes: dict[str, Any] = {"cormorant.job": job, "cormorant.namespace": namespace}
         if not os.environ.get("OTEL_SERVICE_NAME"):
             attributes["service.name"] = "cormorant-head"
         self._provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        log.info("traces_on", endpoint=endpoint)
         self._tracer = self._provider.get_tracer("cormorant")
         self._lock = threading.Lock()
         """Guards `_publishes`."""
@@ -68,13 +64,6 @@ class Traces:
                 oldest, _, _ = self._publishes.popitem(last=False)[1]
                 if oldest.is_recording():
                     oldest.end()
-
-    def refused(self, version: int, reason: str) -> None:
-        """The fleet refused a staged publish: the next one gets its number."""
-        with self._lock:
-            root, _, _ = self._publishes.pop(version)
-        root.set_status(StatusCode.ERROR, reason)
-        root.end()
 
     def update_ended(self, update: Update) -> None:
         """Write all spans of a publish that is applied, failed or superseded, from the times in its update."""

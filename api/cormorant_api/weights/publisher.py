@@ -123,10 +123,8 @@ class WeightPublisher:
                 self._traces.staged(number, headers, began=received.finished - received.receive_ms / 1000)
             try:
                 update = self._distribute(blob, stored, received, verify_ms)
-            except BaseException as error:
+            except BaseException:
                 self._forget(number)
-                if self._traces is not None:
-                    self._traces.refused(number, str(error))
                 raise
             log.info(
                 "weights_published",
