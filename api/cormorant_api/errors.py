@@ -1,10 +1,4 @@
-"""Errors of the head, and their exit codes.
-
-ApiError             the error response to a request: a status and a problem type
-HeadFault            the head cannot start or continue
-  TokenError         a token file that is invalid or readable by other users
-  StoreError         the head's directory cannot be read or written
-"""
+"""Errors of the head, and their exit codes."""
 
 from typing import Any
 
@@ -31,7 +25,7 @@ class HeadFault(Exception):
 
 
 class TokenError(HeadFault):
-    """A token file that cannot be used."""
+    """A token file that is invalid or readable by other users."""
 
 
 class StoreError(HeadFault):

@@ -1,26 +1,6 @@
 """Errors of clients. Every message says what happened, the values, and what to do.
 
 Errors that local fleets also raise have the same base class: `except WeightsMismatch` catches both.
-
-ClientError, a FleetError
-  BadAddress          the URL, the token or the certificate cannot be used
-  HeadUnreachable     no answer in the time allowed
-    ClientClosed      a FleetClosed: this client was closed
-  BadBatch            the bytes of a batch do not match its header
-  BatchGone           the batch's memory was returned to the head
-  HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
-    Unauthenticated   401: no token, or a wrong one
-    Forbidden         403: the token's role does not permit this
-    NotFound          404, 410: no such model, update, batch, version
-    StreamEnded       410: all batches are delivered and acknowledged
-    Conflict          409, 412: the fleet is not paused, has no queue, or a condition does not hold
-      VersionTaken    a StaleWeights: the version is not higher than the published one
-    Refused           400, 411, 413, 415, 422: the request itself is wrong
-      TensorMismatch  a WeightsMismatch: names, shapes or dtypes are not the policy's
-      NotFinite       a NonfiniteWeights
-      StateMismatch   a StateError: the state is of another job
-    NotNow            429, 503: busy, draining, no workers yet
-    HeadFailed        500 and above: the fleet or the head failed
 """
 
 from collections.abc import Mapping
@@ -119,15 +99,15 @@ class HeadError(ClientError):
 
 
 class Unauthenticated(HeadError):
-    """Missing or unknown token."""
+    """401: missing or unknown token."""
 
 
 class Forbidden(HeadError):
-    """The token's role does not permit this."""
+    """403: the token's role does not permit this."""
 
 
 class NotFound(HeadError):
-    """The resource does not exist, or no longer exists."""
+    """404, 410: no such model, update, batch or version, or no longer."""
 
 
 class StreamEnded(HeadError):
@@ -135,7 +115,7 @@ class StreamEnded(HeadError):
 
 
 class Conflict(HeadError):
-    """The head's current state does not allow the request: `problem.current_version` may name the current version."""
+    """409, 412: the head's current state does not allow the request; `problem.current_version` may name the version."""
 
 
 class VersionTaken(Conflict, StaleWeights):
@@ -143,7 +123,7 @@ class VersionTaken(Conflict, StaleWeights):
 
 
 class Refused(HeadError):
-    """The request itself is invalid."""
+    """400, 411, 413, 415, 422: the request itself is invalid."""
 
 
 class TensorMismatch(Refused, WeightsMismatch):
@@ -164,11 +144,11 @@ class StateMismatch(Refused, StateError):
 
 
 class NotNow(HeadError):
-    """The head cannot do this now; retry later."""
+    """429, 503: busy, draining, or no workers yet; retry later."""
 
 
 class HeadFailed(HeadError):
-    """The head or its fleet failed."""
+    """500 and above: the head or its fleet failed."""
 
 
 _BY_KIND: Mapping[str, type[HeadError]] = {
