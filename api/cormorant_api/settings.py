@@ -83,19 +83,11 @@ _early: dict[tuple[str, int], socket.socket] = {}
 
 
 def listen_early(host: str, *ports: int) -> None:
-    """Accept connections on all of these ports or, after a HeadFault, on none; 0 is left out. `bound` returns their
-    sockets later.
-    """
-    made: dict[tuple[str, int], socket.socket] = {}
-    try:
-        for port in filter(None, ports):
-            made[host, port] = bound(host, port)
-            made[host, port].listen(BACKLOG)
-    except BaseException:
-        for early in made.values():
-            early.close()
-        raise
-    _early.update(made)
+    """Accept connections on these ports; 0 is left out. `bound` returns their sockets later."""
+    for port in filter(None, ports):
+        early = bound(host, port)
+        early.listen(BACKLOG)
+        _early[host, port] = early
 
 
 def bound(host: str, port: int) -> socket.socket:
