@@ -90,7 +90,7 @@ def connect(
             CORMORANT_TOKEN_FILE).
         timeout_s: seconds without data before a request is abandoned, in addition to any `wait` of the call.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
-            a restart with back-off. A head that has not answered once is tried for a minute at most.
+            a restart with back-off.
         ca_file: certificates to trust with https; None: those of the system.
         ca_data: the same as PEM text.
         server_name: host name in the certificate if it differs from the URL's, as behind a forwarded port.
@@ -222,7 +222,7 @@ class Client(Fleet):
         """
         reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
         found = int(reply.headers.get(headers.POLICY_VERSION.lower(), "0"))
-        return PulledWeights.read(model, found, reply.headers.get("etag", ""), reply.body)
+        return PulledWeights.read(model, found, reply.body)
 
     def models(self) -> Models:
         """List the models with their newest versions."""

@@ -171,15 +171,6 @@ class Delivery:
         self._on_forget()
         self.is_acked = True
 
-    def __len__(self) -> int:
-        return self.num_frames
-
-    def __repr__(self) -> str:
-        return (
-            f"Delivery(id={self.id!r}, num_frames={self.num_frames}, versions={self.min_version}..{self.max_version}, "
-            f"delivery={self.delivery})"
-        )
-
 
 def decode(data: memoryview, *, on_ack: Callable[[Delivery], None] = lambda _: None) -> Delivery:
     """Read a safetensors batch. Arrays are views of `data`, which must not change.

@@ -162,10 +162,6 @@ class Update(Receipt):
             Update(self._head, answer).wait(max(0.0, until - time.monotonic()))
         return self
 
-    def __repr__(self) -> str:
-        workers = self.answer.workers
-        return f"Update(version={self.version}, state={self.state!r}, workers={workers.acked}/{workers.total})"
-
 
 @dataclass(frozen=True, slots=True)
 class PulledWeights:
@@ -173,19 +169,18 @@ class PulledWeights:
 
     model: str
     version: int
-    etag: str
     data: memoryview
     """The safetensors file."""
     _file: TensorFile
 
     @classmethod
-    def read(cls, model: str, version: int, etag: str, data: memoryview) -> "PulledWeights":
+    def read(cls, model: str, version: int, data: memoryview) -> "PulledWeights":
         """Parse the received bytes.
 
         Raises:
             WeightsError: not a safetensors file.
         """
-        return cls(model, version, etag, data, read_header(data, " from the head"))
+        return cls(model, version, data, read_header(data, " from the head"))
 
     @property
     def metadata(self) -> Mapping[str, str]:
