@@ -4,7 +4,6 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cormorant_api.head import Head
-from cormorant_api.weights.updates import update_id
 from cormorant_contract.rest.status import (
     Condition,
     EpisodeReport,
@@ -59,7 +58,6 @@ def describe(head: Head, stats: FleetStats) -> Status:
         weights=WeightsReport(
             version=stats.version,
             min_applied_version=max(0, stats.min_version),
-            update_id=update_id(stats.version) if update_state else "",
             update_state=update_state or "",
         ),
         groups=tuple(_group(name, size, stats.groups[name]) for name, size in running.group_sizes.groups.items()),

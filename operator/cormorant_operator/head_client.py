@@ -8,7 +8,7 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from cormorant_contract.children import api_host
-from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
+from cormorant_contract.rest.control import Desired, DesiredReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.errors import HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
@@ -81,7 +81,7 @@ class HeadClient:
 
     async def drain(self, job: Job, head: Pod) -> None:
         """Start the head's drain. Raises HeadSilent if the head did not confirm it."""
-        await self._call(job, head, "POST", "/v1/drain", DrainReport)
+        await self._call(job, head, "POST", "/v1/drain", Status)
 
     async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: Any = None) -> T:
         place = {

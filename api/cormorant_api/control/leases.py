@@ -136,7 +136,7 @@ class PauseKeeper:
         return Pauses(state=self.state, spec_paused=self.spec_paused, leases=leases, error=self.error)
 
     def describe_lease(self, lease: Lease) -> PauseLease:
-        return PauseLease(**asdict(lease), mode="now", state=self.state)
+        return PauseLease(**asdict(lease), state=self.state)
 
     def _run(self) -> None:
         while True:

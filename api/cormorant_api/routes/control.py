@@ -23,7 +23,6 @@ from cormorant_contract.rest.base import SAFETENSORS
 from cormorant_contract.rest.control import (
     Desired,
     DesiredReport,
-    DrainReport,
     PauseLease,
     PauseRequest,
     Pauses,
@@ -189,19 +188,13 @@ async def put_desired(request: Request, head: TheHead, body: Desired) -> Desired
 
 
 @operator.post("/v1/drain", status_code=202, **guarded(Role.OPERATOR))
-async def drain(request: Request, head: TheHead) -> DrainReport:
+async def drain(request: Request, head: TheHead) -> Status:
     """Start no new batches. Open batches are finished and can be taken; then the stream ends. Idempotent."""
-    running = head.running
+    _ = head.running  # 503 before the first worker has started
     if not head.is_draining:
         log.info("drain_began", who=author_of(request))
     await head.bulk(head.drain)
-    counts, stats = running.ledger.counts(), await head.stats(workers=False)
-    return DrainReport(
-        draining=True,
-        waiting_batches=stats.queued_batches + counts.ready,
-        lent_batches=counts.lent,
-        ended=running.ledger.has_ended,
-    )
+    return describe(head, await head.stats(workers=False))
 
 
 async def _pause(request: Request, head: Head, wanted: PauseRequest) -> tuple[Lease, bool]:

@@ -132,7 +132,7 @@ async def list_versions(head: TheHead, model: str) -> Versions:
         )
         for stored, own in history
     )
-    return Versions(model=model, versions=entries, keeps=head.store.keeps)
+    return Versions(model=model, versions=entries)
 
 
 @router.post(

@@ -24,7 +24,7 @@ from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore,
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX, make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateState, UpdateTimings, WorkerCounts
+from cormorant_contract.rest.updates import Update, UpdateState, UpdateTimings, WorkerCounts
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
@@ -379,19 +379,15 @@ def _describe(
     stored: StoredVersion, *, size_bytes: int, state: UpdateState, timings: UpdateTimings | None = None
 ) -> Update:
     """The update that published a version, without receipts."""
-    models = {
-        name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
-        for name, m in stored.models.items()
-    }
     return Update(
         update_id=update_id(stored.version),
-        model=min(models),
-        models=models,
+        model=min(stored.models),
+        models=tuple(sorted(stored.models)),
         version=stored.version,
         digest=stored.digest,
         etag=make_etag(stored.version, stored.digest),
         bytes=size_bytes,
-        tensors=sum(model.tensors for model in models.values()),
+        tensors=sum(model.num_tensors for model in stored.models.values()),
         state=state,
         workers=WorkerCounts(total=0, acked=0, failed=0),
         receipts=(),

@@ -125,7 +125,7 @@ class UpdateTracker:
             for name, why in receipt.refused.items():
                 record.mark(name, "refused", error=why)
             for other in records:
-                covers = other.update.models.keys() <= record.update.models.keys()
+                covers = set(other.update.models) <= set(record.update.models)
                 if other.update.version < record.update.version and other.update.state not in FINAL_STATES and covers:
                     other.change(state="superseded", superseded_by=record.update.version)
 

@@ -14,13 +14,13 @@ PauseState = Literal["running", "draining", "paused"]
 
 
 class PauseRequest(RequestBody):
-    """Request a pause lease. A second request of the same owner renews its lease."""
+    """Request a pause lease: workers stop at their next vector step. Open batches are kept and continue after the
+    resume. A second request of the same owner renews its lease.
+    """
 
     owner: Name = "default"
     """Owner of the lease. Each owner holds at most one."""
     reason: Annotated[str, Field(max_length=1024)] = ""
-    mode: Literal["now"] = "now"
-    """now: stop at the next vector step. Open batches are kept and continue after the resume."""
     ttl_seconds: Annotated[float, Number, Field(gt=0, le=24 * 3600)] = 300
     """Seconds after which the lease expires, so that an owner that died does not block the job."""
     wait_seconds: Annotated[float, Number, Field(ge=0, le=int(LONGEST_WAIT_S))] = 30
@@ -33,7 +33,6 @@ class PauseLease(Answer):
     id: str
     owner: str
     reason: str
-    mode: Literal["now"]
     created_at: Time
     expires_at: Time
     state: PauseState
@@ -92,15 +91,6 @@ class DesiredReport(Answer):
     """Why the last change failed; empty if it succeeded."""
     empty_slots: Annotated[dict[str, tuple[Count, ...]], Field(default={})]
     """Skipped indices by group, as requested; groups without any are omitted."""
-
-
-class DrainReport(Answer):
-    """Progress of the drain."""
-
-    draining: bool
-    waiting_batches: Count
-    lent_batches: Count
-    ended: bool
 
 
 class Reseed(RequestBody):

@@ -42,9 +42,8 @@ class WeightsReport(Answer):
     version: Version
     min_applied_version: Version
     """Oldest version that any worker uses; `version` if there is no worker."""
-    update_id: str = ""
-    """Id of the newest publish."""
     update_state: str = ""
+    """State of the newest publish."""
 
 
 class QueueReport(Answer):

@@ -46,22 +46,14 @@ class UpdateTimings(Answer):
     """From handing the weights to the fleet to the last worker's receipt."""
 
 
-class ModelUpdate(Answer):
-    """One model of an update."""
-
-    digest: str
-    etag: str
-    bytes: Count
-    tensors: Count
-
-
 class Update(Answer):
     """A publish and its receipts."""
 
     update_id: str
     model: str
     """Published model; the first by name if there are several."""
-    models: dict[str, ModelUpdate]
+    models: tuple[str, ...]
+    """Published models, by name."""
     version: Version
     digest: str
     """Digest of the request body: `xxh3:` and 32 hex digits."""
@@ -122,8 +114,6 @@ class Versions(Answer):
 
     model: str
     versions: tuple[VersionEntry, ...]
-    keeps: Count
-    """Maximum number of retained versions."""
 
 
 class Rollback(RequestBody):

@@ -346,7 +346,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
     checker = make_checker(2, lengths=(3, 8))
     with serve(job, directory=folder) as served:
         checker.take(decode(memoryview(served.data.take().body)).tensordict())
-        assert served.operator.post("/v1/drain").json["draining"]
+        assert served.operator.post("/v1/drain").json["phase"] == "Draining"
         # A learner that waited for the next head with its weights would not take what is left.
         weights = safetensors.numpy.save({"weight": np.ones(1, np.float32)})
         published = served.writer.put("/v1/models/policy/weights", weights, Prefer="wait=60")

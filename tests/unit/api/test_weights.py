@@ -15,7 +15,7 @@ import pytest
 from cormorant_api.errors import StoreError
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
-from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
+from cormorant_contract.rest.updates import Update, UpdateTimings, WorkerCounts
 from cormorant_testing.clock import Clock
 from cormorant_testing.cost import lines_run
 from cormorant_worker.fleet.stats import WorkerReceipts
@@ -161,11 +161,10 @@ class Board:
         )
 
     def stage(self, version: int, *models: str) -> None:
-        described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
         staged = Update(
             update_id=update_id(version),
             model="policy",
-            models=dict.fromkeys(models or ("policy",), described),
+            models=models or ("policy",),
             version=version,
             digest="xxh3:1",
             etag='"1"',
@@ -297,7 +296,7 @@ def test_the_newest_updates_are_told_at_a_glance() -> None:
     ]
     assert (newest[0].workers.acked, newest[0].workers.failed, newest[0].workers.total) == (1, 1, 2)
     assert (newest[0].slowest_ms, newest[1].slowest_ms, newest[1].superseded_by) == (500.0, None, 5)
-    assert (list(newest[0].models), newest[0].receipts) == (["policy"], ())
+    assert (newest[0].models, newest[0].receipts) == (("policy",), ())
 
 
 def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:

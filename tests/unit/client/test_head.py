@@ -28,11 +28,11 @@ from cormorant_testing.scripts import unused_port
 
 pytestmark = pytest.mark.anyio
 LEASE = {
-    "id": "p1", "owner": "o", "reason": "", "mode": "now", "state": "paused",
+    "id": "p1", "owner": "o", "reason": "", "state": "paused",
     "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T00:00:00Z",
 }  # fmt: skip
 UPDATE = {
-    "update_id": "u7", "model": "policy", "models": {}, "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
+    "update_id": "u7", "model": "policy", "models": [], "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
     "tensors": 1, "state": "staged", "workers": {"total": 1, "acked": 0, "failed": 0}, "receipts": [],
     "staged_at": "2026-01-01T00:00:00Z", "timings": {},
 }  # fmt: skip
