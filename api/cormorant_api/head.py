@@ -58,7 +58,6 @@ _WORKERS_A_SECOND = 1000
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
 _OVERLOADED_S = 1.0
-_MOST_UPLOADS = 8
 _OTLP_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _WEIGHTS_OWNER = "cormorant-weights"
 """Owner of the pause lease of a head that waits for weights."""
@@ -205,7 +204,7 @@ class Head:
         """Newest version of an earlier head that was restored at the start, from the store or from a worker."""
         self.is_draining = False
         self.is_closing = False
-        self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
+        self.uploads = UploadRoom(settings.max_body_bytes)
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet starts paused for `attach`, so its first resume is not an event."""

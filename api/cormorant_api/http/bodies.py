@@ -47,30 +47,28 @@ class Received:
 class UploadRoom:
     """Limits the memory of bodies being received and processed. Thread-safe."""
 
-    def __init__(self, *, most_bytes: int, most: int) -> None:
-        self._most_bytes, self._most = most_bytes, most
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        """Guards the sizes."""
-        self._sizes: list[int] = []
+        """Guards `_taken`."""
+        self._taken = 0
 
     @contextmanager
     def of(self, size_bytes: int) -> Iterator[None]:
         """Reserve memory for one body within the block; 429 if too little is free."""
         with self._lock:
-            taken = sum(self._sizes)
-            if len(self._sizes) >= self._most or (self._sizes and taken + size_bytes > self._most_bytes):
+            if self._taken and self._taken + size_bytes > self._most_bytes:
                 raise ApiError(
                     ProblemType.BUSY,
-                    f"{len(self._sizes)} uploads with {taken:,} bytes in progress, limit {self._most} uploads with "
-                    f"{self._most_bytes:,} bytes; retry",
+                    f"uploads with {self._taken:,} bytes in progress, limit {self._most_bytes:,}; retry",
                     retry_after_s=1,
                 )
-            self._sizes.append(size_bytes)
+            self._taken += size_bytes
         try:
             yield
         finally:
             with self._lock:
-                self._sizes.remove(size_bytes)
+                self._taken -= size_bytes
 
 
 def size_of_body(request: Request, *, limit_bytes: int) -> int:
