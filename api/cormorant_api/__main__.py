@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cormorant_worker.fork_server import WORKERS, fork_server
         from cormorant_worker.launch import load_job, refuse_unknown_names
 
-        job = load_job(given.job, name=given.name or None)
+        job = load_job(given.job)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
         if given.fleet == "local":
@@ -133,7 +133,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cormorant_api", description="The head of one CollectorJob.")
     parser.set_defaults(**asdict(HeadSettings()))
     parser.add_argument("--job", required=True, help="Manifest file of the job.")
-    parser.add_argument("--name", default="", help="metadata.name of the job, if the file has several.")
     parser.add_argument("--fleet", choices=("local", "ray"), default="local")
     parser.add_argument(
         "--ray-address",
@@ -186,7 +185,6 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         help="File for the settled frames and the reason of the end, as JSON.",
     )
-    parser.add_argument("--keep-versions", type=_from(1), help="Versions to retain per model.")
     parser.add_argument("--ack-within", dest="ack_within_s", type=float, help="Seconds to acknowledge a batch.")
     parser.add_argument("--drain-seconds", dest="drain_s", type=float, help="Seconds to drain after SIGTERM.")
     parser.add_argument(
