@@ -199,9 +199,7 @@ def wait_for_learner(head: Head, stats: FleetStats) -> str:
         return "waiting for a learner: no consumer has asked for batches yet"
     last_seen_at = max(consumer.last_seen_at for consumer in consumers)
     ago = max(0.0, (datetime.now(UTC) - last_seen_at).total_seconds())
-    lent = running.ledger.counts().lent
-    held = f" and holds {lent} unacknowledged" if lent else ""
-    return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago{held}"
+    return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago"
 
 
 def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> Condition:

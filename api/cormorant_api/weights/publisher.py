@@ -296,13 +296,9 @@ class WeightPublisher:
             self._flusher.submit(self.store.keep, number).result(limit_s)
         except (StoreError, TimeoutError) as error:
             log.exception("weights_not_durable", version=number)
-            if isinstance(error, TimeoutError):
-                reason = f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
-            else:
-                reason = str(error)
-            warning = f"{reason}; the weights are in use, but the next head may not have them"
-            self.tracker.warn(number, warning)
-            self._events.add("weights_not_durable", version=number, reason=warning)
+            hung = f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
+            reason = hung if isinstance(error, TimeoutError) else str(error)
+            self.tracker.warn(number, f"{reason}; the weights are in use, but the next head may not have them")
             return False
         finally:
             self._writer.submit(self.store.remove, self.store.prune(number))
