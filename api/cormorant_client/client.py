@@ -1,10 +1,4 @@
-"""The learner's client of one head.
-
-with connect("http://127.0.0.1:8000", token=token) as client:
-    for batch in client.batches():
-        learn(batch)
-        client.publish(policy)
-"""
+"""The learner's client of one head."""
 
 import os
 import secrets

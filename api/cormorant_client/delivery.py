@@ -42,7 +42,6 @@ NUMPY_BY_NAME: Mapping[str, np.dtype[Any]] = {name: np.dtype(attribute) for name
 NAME_BY_NUMPY: Mapping[np.dtype[Any], str] = {dtype: name for name, dtype in NUMPY_BY_NAME.items()}
 
 METADATA_KEY = "cormorant_batch"
-FORMAT = 1
 
 _FLAGS = frozenset({"next/reward", "next/terminated", "next/truncated", "is_init"})
 """Values of a step, `[T, B]`, which learners get as `[B, T, 1]`."""
@@ -323,11 +322,6 @@ def array_at(data: memoryview, dtype: str, shape: tuple[int, ...], offset: int) 
 def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Delivery:
     try:
         document = json.loads(metadata[METADATA_KEY])
-        if document["format"] != FORMAT:
-            raise BadBatch(
-                f"the batch has format {document['format']}, but this client reads {FORMAT}; install the "
-                "client of the head's release"
-            )
         parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
         if not parts or not any(part.num_steps for part in parts):
             raise BadBatch(f"batch {document['id']} has no steps")

@@ -256,9 +256,7 @@ def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterato
     for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         name, _, value = line.partition(":")
-        if name == "data" and name in fields:
-            fields[name] += "\n" + value.removeprefix(" ")
-        elif name:
+        if name:
             fields[name] = value.removeprefix(" ")
         elif not line and "data" in fields:
             yield fields.pop("event", ""), fields.get("id", ""), fields.pop("data")

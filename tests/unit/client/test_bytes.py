@@ -152,7 +152,6 @@ def test_the_reference_library_reads_the_same_file() -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"format": 2}, "format 2"),
         ({"parts": []}, "no steps"),
         (
             {"parts": [{"worker": "a", "attempt": 0, "num_envs": 9, "num_steps": 4, "num_ends": 0, "frames": 1}]},

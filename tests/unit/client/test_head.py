@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from cormorant_client import AsyncClient, connect, errors
 from cormorant_client.aio import AsyncBatches
-from cormorant_client.head import HeadConnection, Patience, parse_events
+from cormorant_client.head import HeadConnection, Patience
 from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.clock import Clock
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
@@ -316,16 +316,6 @@ def test_the_iteration_ends_when_the_head_stays_away() -> None:
         for _ in range(2):
             with pytest.raises(errors.HeadUnreachable):
                 next(batches)
-
-
-def test_events_are_parsed() -> None:
-    lines = [
-        b": hello\n", b"id: 1\n", b"event: paused\n", b'data: {"kind": "paused",\n',
-        b'data: "time": "2026-01-01T00:00:00Z", "reason": "x"}\n', b"\n", b": ping\n", b"\n",
-    ]  # fmt: skip
-    (event,) = parse_events(iter(lines))
-    data = '{"kind": "paused",\n"time": "2026-01-01T00:00:00Z", "reason": "x"}'
-    assert event == ("paused", "1", data)
 
 
 class Numbers:
