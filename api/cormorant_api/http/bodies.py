@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import xxhash
 from fastapi import Request
@@ -30,8 +30,6 @@ LEAVING_KEY = "cormorant.leaving"
 """Key in scope["state"] of a callable: whether the client has ended the connection, known before any task is told."""
 STILL_HERE = b": still here\n\n"
 """A comment in an event stream that keeps the connection alive."""
-End = Literal["complete", "slow", "gone"]
-"""How a response ended: everything was sent; the client read too slowly; it disconnected, or the head is closing."""
 T = TypeVar("T")
 
 
@@ -159,22 +157,22 @@ class PacedResponse(StreamingResponse):
         media_type: str,
         headers: Mapping[str, str],
         stall_timeout_s: float,
-        on_end: Callable[[End], None] = lambda _: None,
+        on_end: Callable[[bool], None] = lambda _: None,
     ) -> None:
         """`chunks` may raise SlowReader; cancelled when the client disconnects. `on_end`: called once on the event loop
-        when no memory of the chunks is read any more.
+        when no memory of the chunks is read any more, with whether everything was sent.
         """
         super().__init__(chunks, headers=headers, media_type=media_type)
         self._stall_timeout_s, self._on_end = stall_timeout_s, on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        end: End = "gone"
+        is_complete = False
         left = int(self.headers.get("content-length", -1))
         is_leaving = scope.get("state", {}).get(LEAVING_KEY, lambda: False)
 
         async def send_paced(message: Message) -> None:
             # Returns when everything before the message has left this process; the last message is empty.
-            nonlocal end, left
+            nonlocal is_complete, left
             is_dropped = is_leaving()
             try:
                 async with asyncio.timeout(self._stall_timeout_s):
@@ -184,7 +182,7 @@ class PacedResponse(StreamingResponse):
                 raise SlowReader(f"the client took longer than {self._stall_timeout_s:.0f} s for one chunk") from None
             left -= len(message.get("body", b""))
             if not is_dropped and (left == 0 or not message.get("more_body", True)):
-                end = "complete"  # even if the client, which has the whole body, disconnects now
+                is_complete = True  # even if the client, which has the whole body, disconnects now
             # uvicorn returns at once after a disconnect: Starlette cancels this task before it goes on.
             await asyncio.sleep(0)
 
@@ -194,9 +192,9 @@ class PacedResponse(StreamingResponse):
             if "content-length" not in self.headers:
                 with suppress(SlowReader):  # a listener that fell behind may not be reading
                     await send_paced({"type": "http.response.body", "body": b"", "more_body": False})
-            end = "slow"
+            is_complete = False
         finally:
-            self._on_end(end)
+            self._on_end(is_complete)
 
 
 def memory_response(
@@ -205,7 +203,7 @@ def memory_response(
     media_type: str,
     headers: Mapping[str, str],
     stall_timeout_s: float,
-    on_end: Callable[[End], None] = lambda _: None,
+    on_end: Callable[[bool], None] = lambda _: None,
 ) -> PacedResponse:
     """Views of bytes as a response body of known length."""
 
@@ -224,7 +222,7 @@ def memory_response(
 
 
 def event_stream(
-    events: AsyncGenerator[bytes], *, on_end: Callable[[End], None], headers: Mapping[str, str] | None = None
+    events: AsyncGenerator[bytes], *, on_end: Callable[[bool], None], headers: Mapping[str, str] | None = None
 ) -> PacedResponse:
     """Server-sent events, encoded, for one listener."""
     return PacedResponse(

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.http.bodies import LEAVING_KEY, End, memory_response, while_connected
+from cormorant_api.http.bodies import LEAVING_KEY, memory_response, while_connected
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
 from cormorant_api.ledger import Lent
@@ -113,9 +113,9 @@ async def next_batch(
 
     path, media_type = "http", SAFETENSORS
 
-    def over(end: End) -> None:
+    def over(is_complete: bool) -> None:
         ledger.sent(lent.id)
-        if end == "complete":
+        if is_complete:
             head.metrics.handed_over(path, sum(map(len, file)))
         else:
             ledger.release(lent.id, lent.delivery)
@@ -142,7 +142,7 @@ async def next_batch(
             path, media_type = "memory", MEMORY_JSON
             buffers = [memoryview(described.model_dump_json().encode())]
     except BaseException:
-        over("gone")
+        over(False)
         raise
     return memory_response(
         buffers,
