@@ -42,8 +42,6 @@ operator = APIRouter(route_class=GuardedRoute, tags=["operator"])
 _RESUME_WITHIN_S = 10.0
 _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
-_COPIES = 2
-"""Copies of a state in memory: the body, and what the fleet shares with its workers."""
 _numbers = itertools.count(1)
 
 
@@ -128,7 +126,7 @@ async def put_state(request: Request, head: TheHead) -> Status:
     if not (running.pauses.wants_pause and running.pauses.is_settled):
         raise ApiError(ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
     size = size_of_body(request, limit_bytes=head.settings.max_body_bytes)
-    with head.uploads.of(_COPIES * size):
+    with head.uploads.of(size):
         body = memoryview(bytearray(size))
         received = await receive(request, body, stall_timeout_s=head.settings.stall_timeout_s)
         state = body.toreadonly()

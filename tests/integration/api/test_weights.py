@@ -242,21 +242,6 @@ def test_upload_memory_is_bounded_in_total() -> None:
         pass  # a body that was allowed by itself always fits alone
 
 
-def test_a_state_counts_twice_among_uploads(endless: Served) -> None:
-    uploads = endless.server.head.uploads
-    held = endless.writer.post("/v1/pauses", {"owner": "restoring", "wait_seconds": 60})
-    try:
-        state = endless.writer.get("/v1/state").body
-        endless.server.head.uploads = UploadRoom(2 * len(state))
-        with endless.server.head.uploads.of(1):
-            busy = endless.writer.put("/v1/state", state)
-        assert (busy.status, busy.kind) == (429, "busy"), "the body and what workers are sent do not fit"
-        assert endless.writer.put("/v1/state", state).status == 200
-    finally:
-        endless.server.head.uploads = uploads
-        endless.writer.delete(held.headers["location"])
-
-
 def test_a_mismatch_lists_what_differs(endless: Served) -> None:
     body = weights_file(1, bias=np.zeros((2, 2), np.float32), number=None, **{"critic/w": np.zeros(1, np.float32)})
     problem = endless.writer.put(PATH, body).json
