@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cormorant_worker.fleet.transport import Engine
-    from cormorant_worker.fork_server import ForkServer
 
 _SIGNAL_BASE = 128
 _LOOK_S = 0.05
@@ -45,9 +44,7 @@ class Signals:
         """Install both handlers. Main thread only."""
         self.number = 0
         self.is_idle = True
-        """Nothing but a fork server needs to be closed yet."""
-        self.fork_server: ForkServer | None = None
-        """In the middle of its imports it would not see for seconds that this process has ended."""
+        """Nothing needs to be closed yet; a fork server ends by itself."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
@@ -56,8 +53,6 @@ class Signals:
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number or self.is_idle:
-            if self.is_idle and self.fork_server is not None:
-                self.fork_server.close()
             os._exit(_SIGNAL_BASE + number)
         self.number = number
 
@@ -83,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
         if given.fleet == "local":
-            signals.fork_server = fork_server(WORKERS)  # workers' modules are imported in parallel with the head's
+            fork_server(WORKERS)  # workers' modules are imported in parallel with the head's
         from cormorant_api.server import HeadServer
         from cormorant_worker.fleet.options import FleetOptions
 

@@ -5,11 +5,8 @@ addresses, and what a head without tokens takes for a page of another site.
 import errno
 import json
 import stat
-import subprocess
-import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cormorant_api.errors import ApiError, HeadFault, StoreError, TokenError, exit_code_of
@@ -185,12 +182,6 @@ def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
     for setting, end in (("", (143, "")), ("signals.is_idle = False; ", (0, "15\n"))):
         done = run_script(program.format(setting))
         assert (done.returncode, done.stdout) == end, done.stderr
-    setting = (
-        "from cormorant_worker.fork_server import WORKERS, fork_server; signals.fork_server = fork_server(WORKERS); "
-        "print(signals.fork_server.pid, flush=True); "
-    )
-    done = subprocess.run([sys.executable, "-c", program.format(setting)], stdout=subprocess.PIPE, timeout=60)
-    assert (done.returncode, psutil.pid_exists(int(done.stdout))) == (143, False), "nor one that imports"
 
 
 PROGRAM = """
