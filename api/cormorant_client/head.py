@@ -51,21 +51,20 @@ class Patience:
         self.total_s = total_s
         self.begin()
 
-    def begin(self, allowed_s: float = 0.0) -> None:
-        """Restart the budget. It runs from the next failure on, at the latest after `allowed_s`, the time that the head
-        has for its answer.
-        """
-        self._began = time.monotonic() + allowed_s
+    def begin(self) -> None:
+        """Restart the budget. It runs from the next failure on."""
+        self._began: float | None = None
         self._tell_after_s = _SILENT_S
 
     @property
     def spent_s(self) -> float:
         """Seconds since the budget began."""
-        return time.monotonic() - self._began
+        return 0.0 if self._began is None else time.monotonic() - self._began
 
     def wait(self, reason: str, *, at_least_s: float = 0.0) -> bool:
         """Sleep before the next try. False if the budget is used up or the sleep was interrupted: give up."""
-        self._began = min(self._began, time.monotonic())
+        if self._began is None:
+            self._began = time.monotonic()
         left = self.total_s - self.spent_s
         if left <= 0 or self._interrupted.is_set():
             return False
@@ -149,7 +148,6 @@ class HeadConnection:
         given = {name: value for name, value in (params or {}).items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
         patience = self.patience(self.reconnect_s if patience_s is None else patience_s)
-        patience.begin(wait_s)
         is_repeated = False
         while True:
             address = self._bulk_address() if is_bulk else self.address

@@ -20,7 +20,7 @@ import safetensors.numpy
 
 from cormorant_client import AsyncClient, connect, errors
 from cormorant_client.aio import AsyncBatches
-from cormorant_client.head import HeadConnection, Patience
+from cormorant_client.head import HeadConnection
 from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.clock import Clock
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
@@ -51,7 +51,6 @@ def models(version: int) -> Say:
     [
         (401, "unauthenticated", errors.Unauthenticated),
         (403, "forbidden", errors.Forbidden),
-        (404, "unknown-model", errors.NotFound),
         (410, "version-expired", errors.NotFound),
         (410, "stream-ended", errors.StreamEnded),
         (409, "version-conflict", errors.VersionTaken),
@@ -62,9 +61,7 @@ def models(version: int) -> Say:
         (422, "state-mismatch", errors.StateMismatch),
         (415, "unsafe-format", errors.Refused),
         (429, "busy", errors.NotNow),
-        (503, "no-workers", errors.NotNow),
         (503, "fleet-failed", errors.HeadFailed),
-        (500, "internal", errors.HeadFailed),
         (503, "store-failed", errors.HeadFailed),
     ],
 )
@@ -164,26 +161,6 @@ def test_only_time_without_the_head_counts(monkeypatch: pytest.MonkeyPatch) -> N
         assert next(events).id == "2"
         with pytest.raises(errors.HeadUnreachable, match=r"could not reconnect: the stream ended"):
             next(events)
-
-
-def test_a_head_that_answers_nothing_is_told_with_the_time_it_took(caplog: pytest.LogCaptureFixture) -> None:
-    # One request takes longer than all tries may.
-    with (
-        socket.create_server(("127.0.0.1", 0)) as frozen,
-        connect(f"http://127.0.0.1:{frozen.getsockname()[1]}", timeout_s=2.2, reconnect_s=0.5) as client,
-        pytest.raises(errors.HeadUnreachable, match=r"no head answers at .* for [2-9] s \(.*: no answer in time\)"),
-    ):
-        client.status()
-    assert said_by_the_client(caplog) == [], "nothing is waited for any more"
-
-
-def test_closed_client_says_nothing_of_waiting(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.0)
-    (closed := threading.Event()).set()
-    assert not Patience(60, interrupted=closed, what="the head").wait("closed by us")
-    assert said_by_the_client(caplog) == []
 
 
 def publishing(*answers: Say):  # type: ignore[no-untyped-def]
