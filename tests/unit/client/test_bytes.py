@@ -261,16 +261,6 @@ def test_pulled_weights_are_views_and_load_into_a_module() -> None:
         PulledWeights.read("policy", 1, memoryview(b"nothing of the kind"))
 
 
-def test_an_extra_state_is_left_out() -> None:
-    class Remembering(nn.Linear):
-        def get_extra_state(self) -> dict[str, int]:
-            return {"steps": 7}
-
-    module = nn.ModuleDict({"inner": Remembering(2, 3)})
-    assert sorted(loaded(module)) == ["inner.bias", "inner.weight"]
-    assert sorted(loaded({"actor": module})) == ["actor/inner.bias", "actor/inner.weight"]
-
-
 def test_metadata_of_a_file_is_its_own() -> None:
     with pytest.raises(WeightsError, match="cannot be added to a safetensors file; save the file with its metadata"):
         make_body(weights_file(1), metadata={"updates": "3"})
