@@ -16,7 +16,7 @@ import yaml
 
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import HeadTokens
-from cormorant_api.live.previews import find_picture, size_of
+from cormorant_api.live.previews import find_picture
 from cormorant_api.live.report import make_report
 from cormorant_api.notifier import Ring
 from cormorant_api.settings import HeadSettings
@@ -24,7 +24,7 @@ from cormorant_api.status import describe, describe_worker
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_contract.rest.base import Answer
-from cormorant_contract.rest.live import Event, History, LogLine, Moment, Opening, PictureSize, Sample
+from cormorant_contract.rest.live import Event, History, LogLine, Moment, Opening, Sample
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import TAIL
@@ -157,16 +157,12 @@ class Moments(Ring[bytes]):
     def now(self, stats: FleetStats) -> Opening:
         """The history of the run and its state."""
         layout = self.head.running.fleet.layout
-        size = None
-        if (picture := find_picture(layout.observation)) is not None:
-            height, width = size_of(layout.observation[picture].shape)
-            size = PictureSize(height=height, width=width)
         events, _ = self._events_from(0)
         with self._lock:
             past = self._past.told()
         return Opening(
             num_envs=layout.num_envs,
-            picture=size,
+            picture=find_picture(layout.observation) is not None,
             history=past,
             moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
             manifest=self._manifest,

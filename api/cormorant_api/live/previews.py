@@ -31,12 +31,6 @@ def find_picture(leaves: Sequence[Leaf]) -> int | None:
     return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
 
 
-def size_of(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Height and width in pixels of the result of `newest_frame`."""
-    height, width = newest_frame(np.broadcast_to(np.uint8(0), shape)).shape[:2]
-    return height, width
-
-
 def newest_frame(pixels: Array) -> Array:
     """The newest frame of an observation. `pixels`: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C
     is the shorter end; 3 and its multiples are RGB frames, oldest first; any other number is a stack of gray frames.

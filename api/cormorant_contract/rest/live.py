@@ -126,20 +126,13 @@ class History(Answer):
     time_shares: tuple[dict[str, float], ...] = ()
 
 
-class PictureSize(Answer):
-    """Size of the PNG at `/v1/workers/{worker}/picture`, in pixels."""
-
-    height: Count
-    width: Count
-
-
 class Opening(Answer):
     """History of the run and its current state."""
 
     num_envs: Count
     """Environments per worker."""
-    picture: PictureSize | None
-    """None: observations are not images."""
+    picture: bool
+    """Whether observations are images: `/v1/workers/{worker}/picture`."""
     history: History
     moment: Moment
     manifest: str = ""

@@ -17,7 +17,7 @@ from PIL import Image
 from cormorant_api.control.metrics import RateWindow
 from cormorant_api.ledger import Ledger
 from cormorant_api.live.moments import Past
-from cormorant_api.live.previews import find_picture, newest_frame, png_of, size_of
+from cormorant_api.live.previews import find_picture, newest_frame, png_of
 from cormorant_api.status import wait_for_learner
 from cormorant_contract.rest.live import Sample
 from cormorant_testing.clock import Clock
@@ -165,7 +165,6 @@ def test_the_newest_frame_comes_out_as_it_is(shape: tuple[int, ...], newest: obj
     expected = newest(pixels)  # type: ignore[operator]  # a function of the table
     frame = newest_frame(pixels)
     assert np.array_equal(frame, expected)
-    assert size_of(shape) == frame.shape[:2]
     with Image.open(io.BytesIO(png_of(frame))) as image:
         image.load()
         assert image.mode == ("L" if frame.ndim == 2 else "RGB")

@@ -80,7 +80,7 @@ const listener = {
   },
   opening(data) {
     $("preview-card").hidden = !data.picture;
-    preview.offer(data.picture, data.num_envs);
+    preview.offer(data.num_envs);
     const history = samplesOf(data.history);
     const first = history.length ? history[0].at : Infinity;
     began = history[0]?.at ?? 0;

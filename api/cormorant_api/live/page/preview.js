@@ -14,12 +14,8 @@ export class Preview {
     document.addEventListener("visibilitychange", () => this.#start());
   }
 
-  /** Size of the image; null: observations are not images, and nothing is asked for. */
-  offer(picture, numEnvs) {
+  offer(numEnvs) {
     this.env.max = Math.max(0, numEnvs - 1);
-    if (!picture) return;
-    if (this.canvas.width !== picture.width) this.canvas.width = picture.width;
-    if (this.canvas.height !== picture.height) this.canvas.height = picture.height;
   }
 
   workers(names) {
@@ -50,6 +46,8 @@ export class Preview {
         const response = await open(path, { signal: AbortSignal.any([mine.signal, AbortSignal.timeout(10000)]) });
         const picture = await createImageBitmap(await response.blob());
         if (this.run !== mine) return;
+        if (this.canvas.width !== picture.width) this.canvas.width = picture.width;
+        if (this.canvas.height !== picture.height) this.canvas.height = picture.height;
         this.canvas.getContext("2d").drawImage(picture, 0, 0);
         this.canvas.setAttribute("aria-label", `Current observation of environment ${env} of ${worker}`);
         this.note.textContent = "";
