@@ -43,18 +43,17 @@ _PICTURE: Answers = {200: {"description": "A PNG file, gray or RGB.", "content":
 async def stream_events(
     head: TheHead,
     last_event_id: Annotated[str, Header(alias="Last-Event-ID", max_length=64)] = "",
-    limit: Annotated[int, Query(ge=0, description="End after this many events; 0: no limit.")] = 0,
 ) -> Response:
     """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
     ring = head.events
     if not ring.enter():
         raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     position = ring.position_after(last_event_id) if last_event_id else ring.end
-    return event_stream(_events(head, position, limit), on_end=lambda _: ring.leave())
+    return event_stream(_events(head, position), on_end=lambda _: ring.leave())
 
 
-async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes]:
-    ring, sent = head.events, 0
+async def _events(head: Head, position: int) -> AsyncGenerator[bytes]:
+    ring = head.events
     yield b": cormorant\n\n"
     while True:
         is_last = head.is_closing  # checked before the ring is read: the end is an event
@@ -62,9 +61,6 @@ async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes
         if news is None:
             raise SlowReader("the listener fell behind the ring")
         events, position = news
-        if limit:
-            events = events[: limit - sent]
-        sent += len(events)
         yield (
             "".join(
                 f"id: {event.id}\nevent: {event.kind}\n"
@@ -73,7 +69,7 @@ async def _events(head: Head, position: int, limit: int) -> AsyncGenerator[bytes
             ).encode()
             or STILL_HERE
         )
-        if (is_last and not events) or (limit and sent >= limit):
+        if is_last and not events:
             return
         heard = position
         await ring.notifier.wait_for(

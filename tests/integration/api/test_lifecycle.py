@@ -11,6 +11,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from cormorant_api.errors import HeadFault, StoreError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings, bound, listen_early
 from cormorant_client.delivery import decode
+from cormorant_client.head import parse_events
 from cormorant_testing.chaos.world import SmallDisk
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
@@ -174,9 +176,11 @@ def test_numbers_are_no_pictures(endless: Served) -> None:
 
 
 def read_events(api: Api, *, limit: int, **headers: str) -> list[dict[str, str]]:
-    text = api.get(f"/v1/events?limit={limit}", **headers).body.decode()
-    chunks = [[line for line in chunk.splitlines() if not line.startswith(":")] for chunk in text.split("\n\n")]
-    return [dict(line.split(": ", 1) for line in lines) for lines in chunks if lines]
+    with closing(http.client.HTTPConnection("127.0.0.1", api.port, timeout=60)) as connection:
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.request("GET", "/v1/events", headers={"Authorization": f"Bearer {api.token}", **sent})
+        events = islice(parse_events(connection.getresponse()), limit)
+        return [{"event": kind, "id": event_id, "data": data} for kind, event_id, data in events]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from cormorant_testing.serving import SAFETENSORS, Api, Served, weights_file
 
 PATHS = {
     ("read", "GET"): "status spaces workers workers/cpu-0/picture models models/policy/weights "
-    "models/policy/versions updates/u1 pauses events?limit=1 live batches/next evaluation",
+    "models/policy/versions updates/u1 pauses events live batches/next evaluation",
     ("read", "POST"): "batches/x-1/ack batches/x-1/release?delivery=1",
     ("write", "GET"): "state",
     ("write", "PUT"): "models/policy/weights weights state",
