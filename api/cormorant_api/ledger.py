@@ -196,7 +196,7 @@ class Ledger:
                 self._redelivered += entry.deliveries > 1
                 record.taken += 1
                 if entry.trace is not None:
-                    entry.trace.lent(consumer)
+                    entry.trace.lent()
                 found = Lent(
                     id=f"{self.epoch}-{entry.number}",
                     loan=entry.loan,

@@ -137,30 +137,27 @@ class RoundTrace:
 
     def __init__(self, traces: Traces, root: Span) -> None:
         self._traces, self._root = traces, root
-        self._consumer, self._lent_at, self._sent_at = "", 0.0, 0.0
+        self._lent_at = self._sent_at = 0.0
         self.headers: dict[str, str] = {}
         """`traceparent`, for the response that delivers the round."""
         TraceContextTextMapPropagator().inject(self.headers, set_span_in_context(root))
 
-    def lent(self, consumer: str) -> None:
-        self._consumer, self._lent_at = consumer, time.monotonic()
+    def lent(self) -> None:
+        self._lent_at = time.monotonic()
 
     def sent(self) -> None:
         """A response ended."""
         self._sent_at = time.monotonic()
-        self._span("deliver", self._lent_at, self._sent_at)
+        self._traces.span("deliver", self._root, self._lent_at, self._sent_at)
 
     def over(self, how: str) -> None:
         """The round is never delivered again."""
         now = time.monotonic()
         if how == "acknowledged":
             # It may arrive before the end of the response.
-            self._span("acknowledge", self._sent_at if self._sent_at >= self._lent_at else now, now)
+            self._traces.span("acknowledge", self._root, self._sent_at if self._sent_at >= self._lent_at else now, now)
         self._root.set_attribute("cormorant.end", how)
         self._root.end(_ns(now))
-
-    def _span(self, name: str, began: float, ended: float) -> None:
-        self._traces.span(name, self._root, began, ended, {"cormorant.consumer": self._consumer})
 
 
 def _ns(monotonic_s: float) -> int:
