@@ -248,25 +248,21 @@ class Mappings:
         """
         match = _PATH.match(path)
         if match is None:
-            raise NotHere(f"{path} is not the path of a process's descriptor")
+            raise NotHere
         pid = int(match[1])
         if pid not in self._heads:
             if not _listens(pid, self._ports):
-                raise NotHere(f"process {pid} of this machine is not the head")
+                raise NotHere
             self._heads.add(pid)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise NotHere(f"{path} cannot be opened: {error.strerror}") from error
-        held.descriptors.append(descriptor)
-        try:
-            held_bytes = os.fstat(descriptor).st_size
-            if held_bytes >= size_bytes:
+            held.descriptors.append(descriptor)
+            if os.fstat(descriptor).st_size >= size_bytes:
                 _lock(descriptor)
                 return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY))
         except (OSError, ValueError) as error:
-            raise NotHere(f"{path} cannot be mapped: {error}") from error
-        raise NotHere(f"{path} holds {held_bytes:,} bytes, fewer than the {size_bytes:,} of the batch")
+            raise NotHere from error
+        raise NotHere
 
 
 def _lock(descriptor: int) -> None:
