@@ -315,14 +315,9 @@ class WeightPublisher:
         number = max(current, self.published_version) + 1 if wanted is None else wanted
         most = VERSION_MAX if wanted is None else HIGHEST_CHOSEN
         if not current < number <= most:
-            remedy = (
-                f"is not newer than {current}; publish a higher version or omit it"
-                if number <= current
-                else f"is above the limit {most}; publish a lower version or omit it"
-            )
             raise ApiError(
                 ProblemType.VERSION_CONFLICT,
-                f"version {number} {remedy}",
+                f"version {number} is not newer than {current} or is above the limit {most}; publish another one",
                 current_version=current,
                 current_etag=self._current_etag(ALL_MODELS),
             )

@@ -129,7 +129,7 @@ def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
     for version in (2**52 + 1, 2**63 - 1):
         refused = endless.writer.put(f"{PATH}?version={version}", weights_file(1))
         assert (refused.status, refused.kind) == (409, "version-conflict")
-        assert refused.json["detail"].startswith(f"version {version} is above the limit {2**52}")
+        assert f"is above the limit {2**52}" in refused.json["detail"]
     assert current(endless) == before
 
 
