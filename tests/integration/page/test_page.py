@@ -478,9 +478,6 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             assert watched.text("#frames").replace(",", "").isdigit(), "the last numbers stay"
             assert watched.text("#now-title").startswith("Last seen at ")
             assert " left" not in watched.text("#target")
-            colors = "['#fps', '#job', 'dt'].map((it) => getComputedStyle(document.querySelector(it)).color)"
-            number, name, small = watched.evaluate(colors)
-            assert number == small != name, "dim"
             watched.page.get_by_role("button", name="Pause", exact=True).click()
             watched.wait_for_text("#trouble", "Could not pause: the head does not answer.")
             with start(tmp_path, port) as second:
@@ -493,8 +490,6 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                 watched.wait_for_text("#phase", "Running")
                 assert watched.text("#epoch") != epoch
                 assert watched.text("#now-title") == "Now"
-                number, name, small = watched.evaluate(colors)
-                assert number == name != small
                 watched.wait_for_text("#events", "the head was restarted")
                 assert watched.text("#trouble") == ""
                 assert watched.evaluate(line).count("M") >= 2, "what was before stays in view, with a gap"

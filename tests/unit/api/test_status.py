@@ -149,10 +149,8 @@ def leaf(*shape: int, dtype: type = np.uint8) -> Leaf:
     ("shape", "newest"),
     [
         ((84, 84), lambda p: p),
-        ((1, 84, 84), lambda p: p[0]),
         ((4, 84, 84), lambda p: p[3]),
         ((84, 84, 4), lambda p: p[:, :, 3]),
-        ((84, 84, 1), lambda p: p[:, :, 0]),
         ((210, 160, 3), lambda p: p),
         ((3, 96, 72), lambda p: np.moveaxis(p, 0, -1)),
         ((12, 96, 72), lambda p: np.moveaxis(p[9:], 0, -1)),

@@ -147,16 +147,14 @@ class HeadWorld(World):
             raise Finding(f"the head ended with {self.head.process.returncode}")
 
     def how_it_stands(self) -> str:
-        """What it answers, if it does, the last lines of its log, and where its threads stand."""
-        told = self.head.text.splitlines()[-15:]
+        """What it answers, if it does, and the last lines of its log, with its threads' stacks."""
+        told = []
         if self.head.process.poll() is None:
             with suppress(OSError):
-                told += [repr(self.api.call("GET", path, timeout=10).body) for path in ("/v1/status", "/v1/workers")]
+                told = [repr(self.api.call("GET", path, timeout=10).body) for path in ("/v1/status", "/v1/workers")]
             self.head.process.send_signal(signal.SIGUSR1)
             time.sleep(1.0)
-            lines = [line.strip() for line in self.head.text.splitlines()]
-            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
-        return "\n".join(told)
+        return "\n".join([*told, *self.head.text.splitlines()[-100:]])
 
     def _calm(self) -> None:
         if self._plan.thaws:
