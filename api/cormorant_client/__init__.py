@@ -12,11 +12,10 @@ only where batches become tensors.
 from cormorant_client import errors
 from cormorant_client.aio import AsyncClient
 from cormorant_client.batches import RemoteBatches, StreamOptions
-from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
+from cormorant_client.client import Client, ConnectOptions, Pause, RemoteShard, connect
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import *  # noqa: F403
 from cormorant_client.link import LearnerLink, Staleness
-from cormorant_client.pauses import Pause
 from cormorant_client.publishing import PulledWeights, Update
 
 __all__ = [

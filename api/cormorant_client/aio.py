@@ -14,11 +14,10 @@ from functools import partial, update_wrapper
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack
 
 from cormorant_client.batches import RemoteBatches, StreamOptions
-from cormorant_client.client import Client, ConnectOptions, RemoteShard, connect
+from cormorant_client.client import Client, ConnectOptions, Pause, RemoteShard, connect
 from cormorant_client.delivery import Delivery
 from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
 from cormorant_client.head import read_events
-from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
 from cormorant_contract.fleet import State
 from cormorant_contract.rest.live import Event

@@ -17,8 +17,7 @@ from typing import Generic, Literal, Self, TypedDict, TypeVar
 
 from cormorant_client.delivery import Delivery, Mappings, NotHere, decode, decode_memory
 from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError, NotFound, StreamEnded
-from cormorant_client.head import HeadConnection, Params, quoted
-from cormorant_client.pauses import default_owner
+from cormorant_client.head import HeadConnection, Params, default_owner, quoted
 from cormorant_client.transport import HttpReply
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest.batches import MemoryBatch

@@ -5,6 +5,7 @@ import secrets
 import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from operator import index
@@ -15,23 +16,24 @@ from cormorant_client.delivery import Delivery
 from cormorant_client.errors import (
     BadAddress,
     BatchTimeout,
+    ClientClosed,
     ClientError,
     ControlTimeout,
     HeadFailed,
     HeadUnreachable,
+    NotFound,
     Refused,
     StateError,
     UpdateFailed,
     VersionTaken,
 )
-from cormorant_client.head import HeadConnection, parse_events, quoted, read_events
-from cormorant_client.pauses import Pause, default_owner
+from cormorant_client.head import HeadConnection, default_owner, parse_events, quoted, read_events
 from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
 from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp, parse_address, read_token
 from cormorant_contract.fleet import Fleet, Shard, State, Stats, read_state
 from cormorant_contract.rest import base as headers
 from cormorant_contract.rest import updates as rest
-from cormorant_contract.rest.control import Pauses, Seeded
+from cormorant_contract.rest.control import PauseLease, Pauses, Seeded
 from cormorant_contract.rest.live import Event, Opening
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import EvaluationTable, SpacesReport, Status, Workers
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 _STATE_WAIT_S = 300.0
 _SEED_WAIT_S = 400.0
 _CONFLICTS = 20
+_RENEWALS = 3
+"""Renewals of a pause per lease time: two may fail."""
 _KEPT_STATISTICS = 256
 """Number of newest versions whose statistics are kept: as many as the head keeps."""
 
@@ -122,6 +126,65 @@ def connect(
     )  # fmt: skip
     head = HeadConnection(address=address, transport=transport, reconnect_s=reconnect_s)
     return Client(head, again)
+
+
+class Pause:
+    """A pause lease of this client. As a context manager it is renewed until the block ends, then released.
+
+        with client.pause(reason="evaluating"):
+            evaluate()
+
+    Without `with` it ends when it expires, or with `resume`.
+    """
+
+    def __init__(self, head: HeadConnection, *, owner: str, reason: str, ttl: float, wait: float) -> None:
+        self._head = head
+        self.owner = owner
+        """Owner of the lease."""
+        self._reason, self._ttl_s = reason, ttl
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lease = self._ask(wait)
+        """The lease as the head last reported it."""
+
+    def renew(self) -> PauseLease:
+        """Restart the lease's time limit from now."""
+        self.lease = self._ask(0.0)
+        return self.lease
+
+    def resume(self) -> None:
+        """Release the lease; the fleet continues when no other lease is left. May be called twice."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with suppress(NotFound):  # it had expired
+            self._head.send("DELETE", f"/v1/pauses/{quoted(self.lease.id)}")
+
+    def __enter__(self) -> "Pause":
+        """Renew the lease until the block ends."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="cormorant-pause", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.resume()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self._ttl_s / _RENEWALS):
+            try:
+                self.renew()
+            except ClientClosed:
+                return
+            except ClientError:
+                continue  # the next renewal may succeed; otherwise the lease expires
+
+    def _ask(self, wait_s: float) -> PauseLease:
+        request = {"owner": self.owner, "reason": self._reason, "ttl_seconds": self._ttl_s, "wait_seconds": wait_s}
+        patience_s = None if self._thread is None else 0.0
+        reply = self._head.post("/v1/pauses", request, wait_s=wait_s, patience_s=patience_s)
+        return self._head.parse(PauseLease, reply)
 
 
 @dataclass(frozen=True, slots=True)

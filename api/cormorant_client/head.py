@@ -8,6 +8,7 @@ import http.client
 import json
 import logging
 import math
+import os
 import random
 import socket
 import threading
@@ -217,6 +218,11 @@ class HeadConnection:
             return Status.model_validate_json(bytes(reply.body)) if reply.status == 200 else None
         except (Broken, ValueError):
             return None
+
+
+def default_owner() -> str:
+    """Name of this process in the list of leases."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def quoted(name: str) -> str:

@@ -198,8 +198,6 @@ async def _published(head: Head, update: Update, *, is_new: bool = True, wait_s:
     if wait_s and update.state == "failed":
         raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
     headers = {"ETag": update.etag, "Location": f"/v1/updates/{update.update_id}"}
-    if wait_s:
-        headers["Preference-Applied"] = "wait"
     status = 200 if not is_new or (wait_s and update.state == "applied") else 202
     return JSONResponse(update.model_dump(mode="json"), status_code=status, headers=headers)
 
