@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.bodies import ABORT_KEY, LEAVING_KEY
 from cormorant_api.http.problems import answer
+from cormorant_api.http.tokens import stamp_of
 from cormorant_api.settings import BACKLOG, HeadSettings, bound
 from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
@@ -100,12 +101,12 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
     """Have a server use a renewed certificate, at the latest from the second connection after the files changed. Files
     that do not match, as during their replacement, leave the earlier certificate in use.
     """
-    shown = _stamp(cert)
+    shown = stamp_of(cert)
 
     def look(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         nonlocal shown
-        found = _stamp(cert)
-        if found in (shown, 0):
+        found = stamp_of(cert)
+        if found in (shown, ()):
             return
         try:
             check_tls(cert, key)
@@ -117,14 +118,6 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
             log.info("certificate_renewed", cert=str(cert))
 
     context.sni_callback = look
-
-
-def _stamp(cert: Path) -> int:
-    """A value that changes with the file; 0: there is no file."""
-    try:
-        return cert.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 class BoundedProtocol(HttpToolsProtocol):

@@ -42,12 +42,12 @@ class HeadTokens:
         if path is not None and not path.exists():
             write_tokens(path, {role: secrets.token_urlsafe(32) for role in _ROLES.values()})
             log.info("tokens_made", path=str(path))
-        self._path, self._stamp = path, _stamp(path)
+        self._path, self._stamp = path, stamp_of(path)
         self.by_role = {} if path is None else read_tokens(path)
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
         """The caller's role; 401 or 403 if it does not suffice. A changed file is read first."""
-        if self._path is not None and (stamp := _stamp(self._path)) != self._stamp:
+        if self._path is not None and (stamp := stamp_of(self._path)) != self._stamp:
             self._stamp = stamp
             try:
                 self.by_role = read_tokens(self._path)
@@ -87,7 +87,7 @@ class HeadTokens:
         return matching[0]
 
 
-def _stamp(path: Path | None) -> tuple[int, ...]:
+def stamp_of(path: Path | None) -> tuple[int, ...]:
     """Changes with the file, its mode included; empty: there is none."""
     try:
         found = None if path is None else path.stat()
