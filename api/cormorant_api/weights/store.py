@@ -96,10 +96,8 @@ class WeightStore:
         self.keeps, self._policy = max(1, keeps), policy
         self._folder = folder / "weights" if folder is not None else None
         self._lock = threading.Lock()
-        """Guards `_versions`, which is replaced as a whole, and `_durable`."""
+        """Guards `_versions`, which is replaced as a whole."""
         self._versions: dict[int, StoredVersion] = {}
-        self._durable: set[int] = set()
-        """Versions that the next head finds."""
         if self._folder is not None:
             try:
                 self._folder.mkdir(parents=True, exist_ok=True)
@@ -108,7 +106,6 @@ class WeightStore:
                         shutil.rmtree(path, ignore_errors=True)
                     elif path.name.isdigit() and (stored := _read(path)) is not None:
                         self._versions[stored.version] = stored
-                        self._durable.add(stored.version)
             except OSError as error:
                 raise StoreError(f"cannot use {self._folder} to store weights: {error}") from error
 
@@ -179,21 +176,18 @@ class WeightStore:
             self._versions = {**self._versions, stored.version: stored}
 
     def prune(self, number: int) -> list[int]:
-        """Hide versions that this one replaces, which the fleet has accepted; newer ones may still be refused. As many
-        durable ones stay as of all, for the next head. Returns the hidden ones; `remove` deletes their files.
+        """Hide versions that this durable one replaces; newer ones may still be refused. Returns the hidden ones;
+        `remove` deletes their files.
         """
         with self._lock:
             older = {n: found for n, found in self._versions.items() if n <= number}
             wanted: set[int] = set()
             for model in {name for found in older.values() for name in found.models}:
                 holding = sorted(n for n, found in older.items() if model in found.models)
-                durable = [n for n in holding if n in self._durable or self._folder is None]
-                for several in (holding, durable):
-                    wanted.update(several[-self.keeps :])
-                    wanted.update(() if self._policy is None else self._policy.versions_kept(model, several))
+                wanted.update(holding[-self.keeps :])
+                wanted.update(() if self._policy is None else self._policy.versions_kept(model, holding))
             hidden = [n for n in older if n not in wanted]
             self._versions = {n: found for n, found in self._versions.items() if n not in hidden}
-            self._durable.difference_update(hidden)
         return hidden
 
     def forget(self, number: int) -> None:
@@ -227,8 +221,6 @@ class WeightStore:
             return  # a newer version replaced it
         except OSError as error:
             raise StoreError(f"could not keep weights version {number}: {error}") from error
-        with self._lock:
-            self._durable.add(number)
 
 
 def digest_of(buffers: Sequence[memoryview]) -> str:
