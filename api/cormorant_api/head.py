@@ -95,7 +95,6 @@ class GroupSizes:
         self.groups = {name: group.desired for name, group in fleet.stats(workers=False).groups.items()}
         self._empty: dict[str, tuple[int, ...]] = {}
         """Slots in which no worker is expected, by group; groups without such slots are left out."""
-        self._error = ""
 
     def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]]) -> None:
         """Request sizes; other groups keep theirs. `empty_slots`: skipped indices; groups that are missing there skip
@@ -112,18 +111,14 @@ class GroupSizes:
             if not any(wanted.values()):
                 raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
             asked = {name: tuple(sorted(set(found))) for name, found in empty_slots.items() if found}
-            self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
-            self.groups, slots = wanted, dict[str, tuple[int, ...]]()
+            empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
+            slots = dict[str, tuple[int, ...]]()
             for name, size in wanted.items():
                 # The lowest free indices, because a size alone would keep a gap: 2 workers and slot 0 empty are (1, 2).
-                free = (index for index in count() if index not in self._empty.get(name, ()))
+                free = (index for index in count() if index not in empty.get(name, ()))
                 slots[name] = tuple(islice(free, size))
-            try:
-                self._fleet.resize(slots, wait=False)
-                self._error = ""
-            except CormorantError as error:
-                self._error = str(error)
-                log.warning("resize_failed", groups=wanted, reason=self._error)
+            self._fleet.resize(slots, wait=False)
+            self.groups, self._empty = wanted, empty
 
     def describe(self, stats: FleetStats, *, paused: bool) -> DesiredReport:
         """The report for the operator; `paused` is the current `spec.paused`."""
@@ -132,7 +127,6 @@ class GroupSizes:
                 groups=self.groups,
                 paused=paused,
                 pending=stats.retiring > 0,
-                error=self._error,
                 empty_slots=self._empty,
             )
 

@@ -87,8 +87,6 @@ class DesiredReport(Answer):
     """`spec.paused`, as last sent to the head."""
     pending: bool
     """True while workers are being retired."""
-    error: str = ""
-    """Why the last change failed; empty if it succeeded."""
     empty_slots: Annotated[dict[str, tuple[Count, ...]], Field(default={})]
     """Skipped indices by group, as requested; groups without any are omitted."""
 
