@@ -29,6 +29,7 @@ log = structlog.get_logger()
 _START_S = 20.0
 _KEEP_ALIVE_S = 75
 MOST_HEAD_BYTES = 64 * 1024
+"""Longer heads are refused, unless one arrives in one piece: an event loop reads 256 KiB at once."""
 _HEAD_WITHIN_S = 30.0
 _REST_WITHIN_S = 10.0
 """Time for the rest of a body that was refused early. Closing at once would keep the client from reading the
@@ -122,7 +123,6 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
 class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
-    _fields_bytes = 0
     _is_in_head = True
     _is_in_message = False
     _timer: asyncio.TimerHandle | None = None
@@ -155,15 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._timer is None:
             self._close_after(_HEAD_WITHIN_S)
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Count header bytes again: a whole head may arrive in one piece."""
-        self._fields_bytes += len(name) + len(value)
-        if self._fields_bytes > MOST_HEAD_BYTES:
-            raise ValueError("the request's head is too long")  # uvicorn answers 400
-        super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
+        self._is_in_head, self._head_bytes = False, 0
         self._keep_open()
         super().on_headers_complete()
 

@@ -122,7 +122,7 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
 
 
 def test_heads_of_requests_are_bounded(endless: Served) -> None:
-    reply = endless.anonymous.get("/livez", X_Long="x" * 100_000)
+    reply = endless.anonymous.get("/livez", X_Long="x" * 1_000_000)
     assert (reply.status, reply.kind) == (400, "malformed-request")
     assert endless.anonymous.get("/livez").status == 200
 
