@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
+from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 import typer
@@ -32,7 +33,6 @@ Event = Mapping[str, object]
 _WINDOW_S = 10.0
 _MOST_WORKERS = 8
 _BAR_WIDTH = 40
-_HOUR_S, _MINUTE_S = 3600, 60
 _LOUD = ("warning", "error", "critical")
 _SENTENCES = {
     "worker_ready": "worker {worker} is ready after {seconds:.1f} s",
@@ -86,8 +86,6 @@ class Summary:
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
-    was_served: bool = False
-    """Batches went to consumers over HTTP."""
     report: str = ""
     """The report's HTML file; empty: there is none."""
 
@@ -242,9 +240,7 @@ class LiveDisplay(PlainDisplay):
         length = stats.mean_length if self._counts == "episodes" else 1
         if stats.total_frames is not None and snapshot.fps > 0 and length is not None:
             seconds = length * max(0, stats.total_frames - stats.frames) / snapshot.fps
-            hours, rest = divmod(int(seconds), _HOUR_S)
-            minutes, rest = divmod(rest, _MINUTE_S)
-            left = f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+            left = f"{timedelta(seconds=int(seconds))} left"
         top = Table.grid(padding=(0, 2))
         bar = ProgressBar(
             total=stats.total_frames or 1,
@@ -323,10 +319,8 @@ def summary_lines(summary: Summary, counts: str = "frames") -> list[str]:
         lines.append(f"dropped frames: {_dropped(stats)}")
     if summary.report:
         lines.append(f"report: {summary.report}")
-    if not summary.dataset and summary.was_served:
-        return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
-        return [*lines, "the frames were counted but not kept; add output.dataset, or read them with open_fleet()"]
+        return [*lines, "frames that no learner took were counted but not kept; add output.dataset to keep everything"]
     if counts == "episodes":
         return [*lines, f"results: {summary.dataset}/evaluation.json"]
     size = size_of(summary.dataset_bytes or 0)

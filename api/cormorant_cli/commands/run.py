@@ -277,7 +277,6 @@ class _Session:
             fps=(stats.frames - before.frames) / seconds,
             dataset=uri,
             dataset_bytes=size_bytes,
-            was_served=self._serving is not None,
             report=str(self._report) if self._report is not None and self._report.exists() and not is_old else "",
         )
         self._display.end(summary)

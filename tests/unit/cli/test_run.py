@@ -167,7 +167,7 @@ def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
 
 
-@pytest.mark.parametrize(("counts", "left"), [("frames", "0:18"), ("episodes", "6:09")])
+@pytest.mark.parametrize(("counts", "left"), [("frames", "0:00:18"), ("episodes", "0:06:09")])
 def test_live_bar_keeps_the_log_above_it(counts: Any, left: str, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()
     display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
@@ -229,7 +229,7 @@ KEPT, NEXT = "dataset: data/pong, 200,000 frames,", "next: cormorant dataset ver
                 f"stopped after 150,000 frames{RATE}",
                 f"{EPISODES} over the last 100",
                 "dropped frames: 64 (drain)",
-                "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
+                "frames that no learner took were counted but not kept; add output.dataset to keep everything",
             ],
         ),
         (
