@@ -26,7 +26,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("job.py", "spec.image, self._code, spec.head", "spec.image, spec.head", "test_job.py"),
         ("kube/watch.py", "not any(task.done() for task in streams)", "True", "test_kube.py"),
         ("kube/watch.py", 'if event["type"] is None:', "if False:", "tests/integration/operator/test_head_client.py"),
-        ("controller.py", "if state.is_token_refused:\n", "if True:\n", "test_controller.py"),
+        ("controller.py", "now() - state.remade_at >= _REMAKE_S", "False", "test_controller.py"),
         ("cache.py", "if version <= self._tombstones.get(uid, -1):", "if False:", "test_cache.py"),
         ("work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", "test_kube.py"),
         ("kube/leader.py", "if holder == self._identity or is_free", "if True", "test_kube.py"),
