@@ -5,9 +5,9 @@ Environment processes import this, so it needs neither torch nor pydantic.
 
 import importlib
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any
 
-from cormorant_contract.errors import did_you_mean
 from cormorant_worker.errors import EnvBuildError, PolicyLoadError
 
 
@@ -29,17 +29,12 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
             f"{attribute} to a module beside the manifest, or pass the object: open_fleet({instead})"
         )
     try:
-        found: Any = importlib.import_module(module_name)
+        found: Any = attrgetter(attribute)(importlib.import_module(module_name))
     except Exception as error:
         raise refused(
-            f"cannot import {module_name} of the {what} entrypoint {entrypoint}: {type(error).__name__}: {error}; "
-            "is it installed, or in a folder on PYTHONPATH (`cormorant run` adds the manifest's)?"
+            f"cannot import the {what} entrypoint {entrypoint}: {type(error).__name__}: {error}; is its module "
+            "installed, or in a folder on PYTHONPATH (`cormorant run` adds the manifest's)?"
         ) from error
-    for name in attribute.split("."):
-        if not hasattr(found, name):
-            hint = did_you_mean(name, [known for known in vars(found) if not known.startswith("_")])
-            raise refused(f"{module_name} has no {attribute}, named in the {what} entrypoint {entrypoint}{hint}")
-        found = getattr(found, name)
     if not callable(found):
         raise refused(f"{entrypoint} is a {type(found).__name__}; the {what} entrypoint must be callable")
     return found  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called

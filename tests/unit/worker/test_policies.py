@@ -36,8 +36,8 @@ NUM_SAMPLES = 20_000
     [
         ("raising", PolicyLoadError, "raised RuntimeError: no weights for this planet"),
         ("wrong_type", PolicyLoadError, "returned int; return a TensorDictModule"),
-        ("no_such", PolicyLoadError, "has no no_such"),
-        ("no.such.module:policy", PolicyLoadError, "cannot import no.such.module"),
+        ("no_such", PolicyLoadError, "has no attribute 'no_such'"),
+        ("no.such.module:policy", PolicyLoadError, "cannot import the policy entrypoint no.such.module"),
         (
             "wrong_shape",
             PolicyMismatch,

@@ -225,7 +225,7 @@ def test_an_unknown_id_is_refused_with_near_matches(env_id: str, words: str) -> 
     ("factory", "words"),
     [
         ({"entrypoint": "no_such_package:make"}, ["no_such_package", "PYTHONPATH"]),
-        ({"entrypoint": "cormorant_testing.envs:CountingEn"}, ["has no CountingEn", "did you mean CountingEnv"]),
+        ({"entrypoint": "cormorant_testing.envs:CountingEn"}, ["has no attribute 'CountingEn'"]),
         ({"entrypoint": "cormorant_testing.envs"}, ["package.module:attribute"]),
         ({"entrypoint": "cormorant_testing.envs:ACTION_SPACES"}, ["is a dict", "callable"]),
         ({"entrypoint": "builtins:print"}, ["NoneType", "gymnasium.Env"]),
