@@ -300,10 +300,7 @@ def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> No
 
 
 def test_arguments_that_cannot_be_are_refused() -> None:
-    options = cormorant.FleetOptions(workers=3)
     with pytest.raises(errors.ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
         cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
-    with pytest.raises(errors.ManifestError, match="workers=2 cannot be combined with options, which has 3"):
-        cormorant.open_fleet(CARTPOLE, workers=2, options=options)
     with pytest.raises(errors.LastWorker, match="workers is 0; give a number from 1 on"):
         cormorant.open_fleet(CARTPOLE, workers=0)

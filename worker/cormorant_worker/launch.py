@@ -114,7 +114,7 @@ def open_fleet(
         engine: where workers run; None: processes on this machine. RayOptions: actors on a Ray cluster, which may also
             run on this machine.
         resume: a file that `Fleet.save` wrote, of the same job with the same number of workers, to continue from.
-        options: time limits and other settings; see FleetOptions.
+        options: time limits and other settings; see FleetOptions. Arguments beside it count.
 
     Returns:
         The running fleet; close it, or use it as a context manager.
@@ -150,11 +150,6 @@ def open_fleet(
     given: dict[str, Any] = {field: str(value) for field, value in devices.items() if value is not None}  # torch.device
     given |= {} if workers is None else {"workers": workers}
     options = FleetOptions() if options is None else options
-    for field, value in given.items():
-        if (other := getattr(options, field)) != getattr(FleetOptions(), field):
-            raise ManifestError(
-                f"{field}={value!r} cannot be combined with options, which has {other!r}; keep one of them"
-            )
     if overrides is not NO_OVERRIDES:
         given["overrides"] = (overrides.to_bytes(),)
     is_paused = options.starts_paused

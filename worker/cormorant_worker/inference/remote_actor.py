@@ -81,7 +81,6 @@ class RemoteActor:
         self._number = 0
         self._asked: dict[int, Asked] = {}
         """Not taken yet, by slot."""
-        self._free = list(range(greeting.num_slots))
         self._address: ServerAddress | None = None
         self._connection: ServerConnection | None = None
         self._is_long = False
@@ -99,7 +98,8 @@ class RemoteActor:
         """Send rows: observations [n, ...] per leaf, states [n, ...], is_init [n] bool. Returns at once."""
         n = len(is_init)
         self._number += 1
-        asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy()), n)
+        slot = next(slot for slot in range(self._greeting.num_slots) if slot not in self._asked)
+        asked = Asked(self, slot, self._number, (*obs, *states, is_init.copy()), n)
         self._asked[asked.slot] = asked
         if self._address != self._servers.current:
             self._meet()  # hands in everything that is not taken, these rows as well
@@ -132,7 +132,6 @@ class RemoteActor:
         version = asked.version
         self._end_wait()
         del self._asked[asked.slot]
-        self._free.append(asked.slot)
         self.weights.acted(version)
         assert self._connection is not None
         slot, n = self._connection.slots[asked.slot], asked.n
