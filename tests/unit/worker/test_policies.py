@@ -271,20 +271,6 @@ def test_drawn_frequencies_are_the_probabilities(space: gymnasium.Space) -> None
     assert ((counts - expected) ** 2 / expected).sum() < chi_square_limit(len(kinds) - 1)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit")
-@pytest.mark.parametrize("space", [spaces.Discrete(3, start=5), spaces.MultiDiscrete([3, 4])], ids=["one", "many"])
-def test_traced_batched_and_single_calls_draw(space: gymnasium.Space) -> None:
-    policy, obs = mlp(spaces.Box(-1, 1, (4,), np.float32), space), torch.zeros(64, 4)
-    with torch.no_grad():
-        traced = torch.jit.trace(policy, (obs,), check_trace=False)
-        batched = torch.vmap(policy, randomness="different")(obs.unsqueeze(1)).squeeze(1)
-        alone = policy(obs[0])
-        assert traced(obs).tolist() != traced(obs).tolist()
-    assert batched.shape == (64, *(space.shape or ()))
-    assert len(batched.unique(dim=0)) > 2
-    assert space.contains(alone.numpy().reshape(space.shape or ()))
-
-
 def test_normal_draws_have_their_mean_and_deviation() -> None:
     torch.manual_seed(3)
     head = make_head(HEADS[-1])

@@ -130,20 +130,13 @@ class CategoricalHead:
         if is_greedy():
             index = params.argmax(-1)
         else:
-            array: Array | None = None
+            noise = torch.empty_like(params).exponential_()
             # numpy cannot draw on a device, in another dtype, or where torch records operations.
             is_recorded = torch.is_grad_enabled() or torch.compiler.is_compiling()
-            is_recorded = is_recorded or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
             if params.is_cpu and params.dtype == torch.float32 and not is_recorded:
-                try:  # noqa: SIM105 - costs nothing here, and `suppress` half a microsecond
-                    array = params.numpy()
-                except RuntimeError:  # a tensor of vmap or of a fake mode has no memory
-                    pass
-            noise = torch.empty_like(params).exponential_()
-            if array is None:
-                index = (params - noise.log_()).argmax(-1)
+                index = torch.as_tensor(gumbel_argmax(params.numpy(), noise.numpy()))
             else:
-                index = torch.as_tensor(gumbel_argmax(array, noise.numpy()))
+                index = (params - noise.log_()).argmax(-1)
         return index + self.first if self.first else index
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
