@@ -309,7 +309,7 @@ class Simulator(gymnasium.vector.VectorEnv[Any, Any, Any]):
         ("alias", "in the memory of the observations"),
         ("equal", "equals the first observation of the next episode"),
         ("none", 'gives no info."final_obs".*compute_final_obs=True'),
-        ("objects", 'gives no info."final_obs"'),
+        ("objects", r"observation of shape \(3,\)"),
         ("shape", "reward and flags of shapes .*3, 1"),
     ],
 )

@@ -63,11 +63,7 @@ class Crash:
     def of(cls, error: BaseException, *, row: int, steps: int) -> "Crash":
         cause = next((kind for kind in (BadObservation, UnknownEnv, EnvBuildError) if isinstance(error, kind)), None)
         what = str(error) if cause else f"raised {type(error).__name__}: {error}"
-        own = error.__traceback__  # from the first line that is not ours
-        while own and own.tb_next and str(own.tb_frame.f_globals.get("__name__")).startswith("cormorant_worker."):
-            own = own.tb_next
-        details = "".join(traceback.format_exception(type(error), error, own))
-        return cls(row=row, what=what, steps=steps, details=details, cause=cause)
+        return cls(row=row, what=what, steps=steps, details="".join(traceback.format_exception(error)), cause=cause)
 
     def sentence(self) -> str:
         """One sentence that names the environment, the cause and the step."""

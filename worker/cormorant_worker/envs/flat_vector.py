@@ -215,12 +215,6 @@ class FlatVector:
         if final is None:
             if ended.any():
                 raise self.no_final()
-        elif isinstance(final, np.ndarray) and final.dtype == object:
-            if any(final[row] is None for row in np.flatnonzero(self._on_host(ended))):
-                raise self.no_final()
-            blank = tuple(np.zeros(leaf.shape, leaf.dtype) for leaf in self.leaves)
-            rows = [blank if row is None else flatten(self.observation_space, self._on_host(row)) for row in final]
-            seen = self._to_device(tuple(np.stack(leaf) for leaf in zip(*rows, strict=True)))
         else:
             seen = self._tensors(final)
             if any(a.data_ptr() == b.data_ptr() for a, b in zip(seen, parts, strict=True)) and ended.any():
