@@ -171,7 +171,7 @@ def zoo(**block: Any) -> Document:
         (zoo(groupMap={"red": ["red_0", "red_1"], "state": ["blue_0", "green_0", "green_1"]}),
          "a group is called state, as another key of batches; name it otherwise"),
         (zoo(entrypoint="cormorant_testing.envs:CountingEnv"),
-         "is a cormorant_testing.envs.CountingEnv, which has no possible_agents; return a pettingzoo.ParallelEnv"),
+         "CountingEnv. raised AttributeError: 'CountingEnv' object has no attribute 'possible_agents'"),
         (zoo(id="cormorant_testing/agents"), "cormorant_testing.agents has no parallel_env"),
         ({"gymnasium": {"entrypoint": PARTY}}, "not a gymnasium.Env; .* several agents in env.pettingzoo"),
         ({"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}}, "has a single player; remove groups"),

@@ -283,14 +283,14 @@ class FlatVector:
         self.nan.look(parts, EVERY_ROW)
         return parts
 
-    def final(self, stepped: Stepped) -> Arrays | None:
-        """[k, ...] per leaf: `final_obs` of the rows that ended, without `_final_obs`, which ALE lacks; None: none."""
+    def final(self, stepped: Stepped) -> Arrays:
+        """[k, ...] per leaf: `final_obs` of the rows that ended, without `_final_obs`, which ALE lacks."""
         found, ended = stepped.info.get("final_obs"), stepped.ended
         if found is None:
-            return None
+            raise self.no_final()
         if isinstance(found, np.ndarray) and found.dtype == object:
             if any(found[row] is None for row in ended):
-                return None
+                raise self.no_final()
             rows = [flatten(self.observation_space, found[row]) for row in ended]
             final = tuple(np.stack(parts) for parts in zip(*rows, strict=True))
         else:

@@ -38,7 +38,6 @@ _TAKEN = {
     "action", "collector", "done", "info", "is_init", "next", "observation", "reward", "state", "terminated",
     "truncated",
 }  # fmt: skip
-_NEEDED = ("possible_agents", "observation_space", "action_space", "reset", "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,14 +151,9 @@ class _Turns:
 
 
 class AgentsEnv(gymnasium.Env[Any, Any]):
-    """The agents of one environment of PettingZoo. Raises EnvBuildError where it is none, or they fit no groups."""
+    """The agents of one environment of PettingZoo. Raises EnvBuildError where they fit no groups."""
 
     def __init__(self, env: Any, source: AgentsFactory) -> None:
-        if missing := [name for name in _NEEDED if not hasattr(env, name)]:
-            raise EnvBuildError(
-                f"the environment {source.name} is a {type(env).__module__}.{type(env).__name__}, which has no "
-                f"{', '.join(missing)}; return a pettingzoo.ParallelEnv, or use env.gymnasium for a single agent"
-            )
         self._takes_turns = hasattr(env, "agent_iter")
         self._env, self._source = _Turns(env) if self._takes_turns else env, source
         self._known = {agent: str(agent) for agent in env.possible_agents}

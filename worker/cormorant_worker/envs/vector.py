@@ -111,9 +111,7 @@ class GymVectorEnv(VectorEnv):
         obs, ended, final = stepped.obs, stepped.ended, self._no_final
         if len(ended):
             if self._mode is AutoresetMode.SAME_STEP:
-                if (found := self._vector.final(stepped)) is None:
-                    raise self._vector.no_final()
-                final = found
+                final = self._vector.final(stepped)
                 self._refuse_lost(final, [leaf[ended] for leaf in obs], [leaf[ended] for leaf in self._before])
             else:
                 final = tuple(leaf[ended] for leaf in obs)
