@@ -66,19 +66,13 @@ def _as_in_step(reset: Any, step: Any, action: Any) -> Any:
 
 
 def _gymnax(env: Any, params: Any) -> tuple[Any, Any]:
-    limit = getattr(params, "max_steps_in_episode", 0)
-
     def reset(key: Any) -> tuple[Tree, Tree]:
         obs, state = env.reset(key, params)
         return state, obs
 
     def step(key: Any, state: Tree, action: Any, number: Any) -> Outcome:
         obs, state, reward, done, info = env.step_env(key, state, action, params)
-        if hasattr(type(env), "is_truncated"):
-            return Outcome(state, obs, reward, done, env.is_truncated(state, params), info)
-        # Before gymnax 1.0 `done` was of the time limit, too.
-        truncated = done & (number >= limit) if limit else jnp.zeros_like(done)
-        return Outcome(state, obs, reward, done & ~truncated, truncated, info)
+        return Outcome(state, obs, reward, done, env.is_truncated(state, params), info)
 
     return reset, step
 
