@@ -80,18 +80,6 @@ def test_unschedulable_pods_are_explained_and_wait_or_fail_the_job(choice: str, 
     assert world.condition("Failed") == end
 
 
-def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
-    world = World(runPolicy={"startupDeadlineSeconds": 900})
-    world.settle()
-    world.start("pong-head-1")
-    world.place_all()
-    world.then.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
-    assert world.condition("Scheduled") == "False/ImagePull"
-    assert world.job.status.groups[0].restarts == 0
-    world.wait(900)
-    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
-
-
 def ends_after(world: World, seconds: int, *, kind: str = "Failed", reason: str = "StartupDeadlineExceeded") -> None:
     """Its time begins now: a second before its end the job goes on, and then it does not."""
     world.wait(seconds - 1)
@@ -264,14 +252,6 @@ def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
     world.run()
     assert (world.head.name, world.head.failures, world.job.status.head_restarts) == ("pong-head-2", 1, 1)
     assert world.condition("Stalled") == "False/NotStalled"
-
-
-def test_restarted_operator_restarts_the_stall_deadline() -> None:
-    world = running(runPolicy={"onStall": "Fail"})
-    world.restart_operator()
-    world.tick(10_000)
-    world.then.say(world.head, frames=1000, settled=1000)
-    ends_after(world, 600, reason="Stalled")
 
 
 def test_learners_have_their_time_after_the_operator_was_away() -> None:
