@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,9 @@ from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
-from cormorant_worker.fleet.ray.engine import RayConnection, RayEngine
+from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
-from cormorant_worker.worker.messages import Listening, Start
 
 
 @on_all_placements
@@ -414,29 +412,10 @@ def test_pause_is_answered_while_the_server_is_gone() -> None:
         assert checker.frames == 600
 
 
-class NodesApart(RayEngine):
-    """Workers take the way between nodes to servers that are on this machine."""
-
-    def start(self, start: Start) -> RayConnection:
-        connection = super().start(start)
-        receive = connection.receive
-
-        def from_afar(source: Any) -> list[object]:
-            return [
-                replace(message, address=replace(message.address, machine="another one"))
-                if isinstance(message, Listening)
-                else message
-                for message in receive(source)
-            ]
-
-        connection.receive = from_afar  # type: ignore[method-assign]
-        return connection
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "sent", "kind"),
-    [(None, signal.SIGKILL, "crash"), (None, signal.SIGSTOP, "hang"), (NodesApart, signal.SIGKILL, "crash")],
+    [(None, signal.SIGKILL, "crash"), (None, signal.SIGSTOP, "hang"), (RayEngine, signal.SIGKILL, "crash")],
 )
 def test_lost_servers_cost_time_and_nothing_else(
     request: pytest.FixtureRequest, tmp_path: Path, engine: type[RayEngine] | None, sent: signal.Signals, kind: str
