@@ -19,13 +19,12 @@ from cormorant_api.routes import batches, control, live, status, weights
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.live import Bye, Event, Hello, Moment, Opening
-from cormorant_contract.rest.problems import Problem, ProblemType
+from cormorant_contract.rest.problems import Problem
 
-_DESCRIPTION = f"""The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
+_DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
-Send a token with every request except probes, metrics and this documentation: `Authorization: Bearer TOKEN`. Roles:
-read < write < operator. Errors are `application/problem+json`; tell them apart by the last part of `type`:
-{", ".join(ProblemType)}."""
+Errors are `application/problem+json`; tell them apart by `type`. Send a token with every request except probes,
+metrics and this documentation: `Authorization: Bearer TOKEN`. Roles: read < write < operator."""
 _TAGS = [
     {"name": "weights", "description": "Publish, fetch and roll back weights; receipts per worker."},
     {"name": "batches", "description": "Take batches and acknowledge them; delivery is at least once."},

@@ -72,6 +72,8 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
     response_class=Response,
     **guarded(
         Role.READ,
+        ProblemType.NO_QUEUE,
+        ProblemType.STREAM_ENDED,
         also={
             200: {
                 "description": "A batch. An unacknowledged batch is delivered again.",
@@ -159,6 +161,8 @@ async def next_batch(
     response_class=Response,
     **guarded(
         Role.READ,
+        ProblemType.UNKNOWN_BATCH,
+        ProblemType.STORE_FAILED,
         also={204: {"description": "It is acknowledged.", "headers": _RECEIPT}},
     ),
 )
@@ -183,7 +187,7 @@ async def ack_batch(head: TheHead, batch: str) -> Response:
     "/v1/batches/{batch}/release",
     status_code=204,
     response_class=Response,
-    **guarded(Role.READ),
+    **guarded(Role.READ, ProblemType.UNKNOWN_BATCH),
 )
 async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Response:
     """Return a batch unused: the next consumer gets it immediately. Has no effect on a later delivery."""

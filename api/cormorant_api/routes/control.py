@@ -94,6 +94,7 @@ async def resume(request: Request, head: TheHead, body: ResumeRequest | None = N
     response_class=Response,
     **guarded(
         Role.WRITE,
+        ProblemType.STATE_MISMATCH,
         also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: BINARY}}},
     ),
 )
@@ -116,6 +117,15 @@ async def get_state(head: TheHead) -> Response:
     "/v1/state",
     **guarded(
         Role.WRITE,
+        ProblemType.MALFORMED_SAFETENSORS,
+        ProblemType.UPLOAD_STALLED,
+        ProblemType.NOT_PAUSED,
+        ProblemType.LENGTH_REQUIRED,
+        ProblemType.UNSUPPORTED_FORMAT,
+        ProblemType.UNSAFE_FORMAT,
+        ProblemType.STATE_MISMATCH,
+        ProblemType.BUSY,
+        ProblemType.STORE_FAILED,
         requestBody={"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
     ),
 )
@@ -149,7 +159,7 @@ async def put_state(request: Request, head: TheHead) -> Status:
     return describe(head, await head.stats(workers=False))
 
 
-@router.post("/v1/seed", **guarded(Role.WRITE))
+@router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))
 async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
     """Restart every worker's environments and random streams with this seed, at the next batch boundary.
 
@@ -166,7 +176,7 @@ async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
     return Seeded(seed=body.seed, workers=workers)
 
 
-@operator.put("/v1/desired", **guarded(Role.OPERATOR))
+@operator.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
 async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being retired."""
     running = head.running

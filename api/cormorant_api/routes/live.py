@@ -38,7 +38,7 @@ _PICTURE: Answers = {200: {"description": "A PNG file, gray or RGB.", "content":
 @router.get(
     "/v1/events",
     response_class=Response,
-    **guarded(Role.READ, also={200: {"description": "Server-sent events.", "content": EVENT_STREAM}}),
+    **guarded(Role.READ, ProblemType.BUSY, also={200: {"description": "Server-sent events.", "content": EVENT_STREAM}}),
 )
 async def stream_events(
     head: TheHead,
@@ -78,7 +78,7 @@ async def _events(head: Head, position: int) -> AsyncGenerator[bytes]:
         )
 
 
-@router.get("/v1/live", response_class=Response, **guarded(Role.READ, also=_STREAM))
+@router.get("/v1/live", response_class=Response, **guarded(Role.READ, ProblemType.BUSY, also=_STREAM))
 async def stream_live(request: Request, head: TheHead) -> Response:
     """Stream status, workers, updates and events once a second, after the history of the run. Meant for web pages: all
     listeners get the same bytes, and per-batch events are left out (`/v1/events` has them).
@@ -94,7 +94,7 @@ async def stream_live(request: Request, head: TheHead) -> Response:
 @router.get(
     "/v1/workers/{worker}/picture",
     response_class=Response,
-    **guarded(Role.READ, also=_PICTURE),
+    **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, also=_PICTURE),
 )
 async def get_picture(
     head: TheHead,

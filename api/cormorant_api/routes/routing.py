@@ -32,20 +32,44 @@ BINARY = {"schema": {"type": "string", "format": "binary"}}
 EVENT_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
-_PROBLEM = {
-    "description": "A problem; its `type` says which.",
-    "content": {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}},
-}
+_PROBLEM_SCHEMA = {"$ref": "#/components/schemas/Problem"}
+
+_ALWAYS = (
+    ProblemType.MALFORMED_REQUEST,
+    ProblemType.UNAUTHENTICATED,
+    ProblemType.FORBIDDEN,
+    ProblemType.TOO_LARGE,
+    ProblemType.INVALID_REQUEST,
+    ProblemType.NO_WORKERS,
+    ProblemType.DRAINING,
+    ProblemType.OVERLOADED,
+    ProblemType.FLEET_FAILED,
+    ProblemType.CONTROL_TIMEOUT,
+)
 
 Answers = dict[int | str, dict[str, Any]]
 
 
-def guarded(role: Role, *, also: Answers | None = None, **extra: Any) -> dict[str, Any]:
-    """Keyword arguments of a route that requires a role, for OpenAPI and `GuardedRoute`. `extra`: further members of
-    the operation.
+def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extra: Any) -> dict[str, Any]:
+    """Keyword arguments of a route that requires a role, for OpenAPI and `GuardedRoute`.
+
+    Args:
+        kinds: problems of this route, in addition to those of every route.
+        extra: further members of the operation.
     """
+    found: dict[int, dict[str, Any]] = {}
+    for kind in (*_ALWAYS, *kinds):
+        example = {"type": kind.uri, "title": kind.value.replace("-", " ").capitalize(), "status": kind.status}
+        found.setdefault(kind.status, {})[kind.value] = {"value": example}
+    problems: Answers = {
+        status: {
+            "description": "Problem: " + ", ".join(examples),
+            "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
+        }
+        for status, examples in found.items()
+    }
     members = {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}], **extra}
-    return {"responses": {"default": _PROBLEM, **(also or {})}, "openapi_extra": members}
+    return {"responses": problems | (also or {}), "openapi_extra": members}
 
 
 class GuardedRoute(APIRoute):

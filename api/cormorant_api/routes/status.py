@@ -30,7 +30,7 @@ _LOOK_S = 0.05
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
-@router.get("/v1/evaluation", response_model_exclude_defaults=True, **guarded(Role.READ))
+@router.get("/v1/evaluation", response_model_exclude_defaults=True, **guarded(Role.READ, ProblemType.NOT_FOUND))
 async def get_evaluation(head: TheHead) -> EvaluationTable:
     """Every episode with a durable result, and their summary. Episodes appear when their worker reports them."""
     book = head.running.fleet.episodes

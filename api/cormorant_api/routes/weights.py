@@ -49,13 +49,31 @@ _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
 _HEADER_MARGIN = MAX_METADATA_BYTES + (1 << 20)
 _HEADER_PER_TENSOR = 512
+_PUBLISH_PROBLEMS = (
+    ProblemType.MALFORMED_SAFETENSORS,
+    ProblemType.UNKNOWN_MODEL,
+    ProblemType.UPLOAD_STALLED,
+    ProblemType.VERSION_CONFLICT,
+    ProblemType.LENGTH_REQUIRED,
+    ProblemType.PRECONDITION_FAILED,
+    ProblemType.UNSAFE_FORMAT,
+    ProblemType.UNSUPPORTED_FORMAT,
+    ProblemType.TENSOR_MISMATCH,
+    ProblemType.NOT_FINITE,
+    ProblemType.BUSY,
+    ProblemType.STORE_FAILED,
+    ProblemType.APPLY_TIMEOUT,
+)
 _PUBLISHED: Answers = {
     200: {"description": "Applied by every worker (`Prefer: wait`), or already published by the same request."},
     202: {"model": Update, "description": "Staged. Poll the URL in `Location`."},
 }
-_PUBLISH = guarded(Role.WRITE, also=_PUBLISHED, **_BODY, parameters=_PUBLISH_HEADERS)
+_PUBLISH = guarded(Role.WRITE, *_PUBLISH_PROBLEMS, also=_PUBLISHED, **_BODY, parameters=_PUBLISH_HEADERS)
 _FILE = guarded(
     Role.READ,
+    ProblemType.UNKNOWN_MODEL,
+    ProblemType.NO_WEIGHTS,
+    ProblemType.VERSION_EXPIRED,
     also={
         200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
         304: {"description": "The ETag matches If-None-Match."},
@@ -117,7 +135,7 @@ async def get_weights(request: Request, head: TheHead, model: str, version: Vers
     )
 
 
-@router.get("/v1/models/{model}/versions", **guarded(Role.READ))
+@router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def list_versions(head: TheHead, model: str) -> Versions:
     """Retained versions, newest first."""
     history = ((stored, stored.models[model]) for stored in head.store.history(_known(head, model)))
@@ -139,7 +157,17 @@ async def list_versions(head: TheHead, model: str) -> Versions:
     "/v1/models/{model}:rollback",
     status_code=202,
     response_model=Update,
-    **guarded(Role.WRITE),
+    **guarded(
+        Role.WRITE,
+        ProblemType.UNKNOWN_MODEL,
+        ProblemType.NO_WEIGHTS,
+        ProblemType.VERSION_EXPIRED,
+        ProblemType.VERSION_CONFLICT,
+        ProblemType.UNSUPPORTED_FORMAT,
+        ProblemType.TENSOR_MISMATCH,
+        ProblemType.BUSY,
+        ProblemType.STORE_FAILED,
+    ),
 )
 async def rollback_weights(request: Request, head: TheHead, model: str, body: Rollback) -> Response:
     """Publish a retained version again under a new version number."""
@@ -151,7 +179,7 @@ async def rollback_weights(request: Request, head: TheHead, model: str, body: Ro
     return await _published(head, update)
 
 
-@router.get("/v1/updates/{update}", **guarded(Role.READ))
+@router.get("/v1/updates/{update}", **guarded(Role.READ, ProblemType.UNKNOWN_UPDATE))
 async def get_update(
     head: TheHead, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> Update:
