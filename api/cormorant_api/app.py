@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi_offline import FastAPIOffline
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
@@ -52,9 +53,9 @@ _PAGE_HEADERS = {
 def make_app(head: Head | None = None) -> FastAPI:
     """Make the application; without a head it serves only the OpenAPI document."""
     app = FastAPIOffline(  # ships the files of `/docs`: a cluster may have no internet access
+        docs_url=None,  # FastAPI's own page works only at the root
         redoc_url=None,
         static_url="/docs-static",
-        swagger_ui_parameters={"validatorUrl": None},  # no badge of an online validator
         title="Cormorant",
         version=version("cormorant"),
         description=_DESCRIPTION,
@@ -93,6 +94,19 @@ def make_app(head: Head | None = None) -> FastAPI:
     async def index(request: Request) -> Response:
         return await page.get_response("index.html", request.scope)
 
+    async def docs() -> Response:
+        return get_swagger_ui_html(
+            title=f"{app.title} - Swagger UI",
+            # Relative, as on the live page: a proxy may serve the head below a path of its own.
+            openapi_url="openapi.json",
+            swagger_js_url="docs-static/swagger-ui-bundle.js",
+            swagger_css_url="docs-static/swagger-ui.css",
+            swagger_favicon_url="docs-static/favicon.png",
+            # Swagger UI would show its online validator's badge.
+            swagger_ui_parameters={"validatorUrl": None},
+        )
+
+    app.add_api_route("/docs", docs, include_in_schema=False)
     app.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)
     app.mount("/page", page)
     app.state.head = head
