@@ -32,6 +32,8 @@ Params = Mapping[str, str | int | float | None]
 
 log = logging.getLogger(__name__)
 
+_STRANGER_S = 60.0
+"""Longest time to wait for a head that has never answered: its URL may be wrong."""
 _SILENT_S = 2.0
 """Shorter waits are not logged."""
 _TELL_EVERY_S = 60.0
@@ -86,9 +88,10 @@ class HeadConnection:
     transport: Transport
     reconnect_s: float
     """How long to retry a request that is safe to repeat while the head is away."""
+    # Written by any thread: a stale value costs a request, or a shorter retry limit.
+    has_answered: bool = False
     bulk: Address | None = None
-    """Address for bulk bytes; None: unknown, or it has failed since. Written by any thread: a stale value costs a
-    request."""
+    """Address for bulk bytes; None: unknown, or it has failed since."""
     receipts: dict[str, str] = field(default_factory=dict)
     """Headers that tell the next head which frames this one settled; shared with clients made by `twin`."""
 
@@ -148,7 +151,8 @@ class HeadConnection:
         """
         given = {name: value for name, value in (params or {}).items() if value is not None}
         target = f"{path}?{urlencode(given)}" if given else path
-        patience = self.patience(self.reconnect_s if patience_s is None else patience_s)
+        usual_s = self.reconnect_s if self.has_answered else min(self.reconnect_s, _STRANGER_S)
+        patience = self.patience(usual_s if patience_s is None else patience_s)
         is_repeated = False
         while True:
             address = self._bulk_address() if is_bulk else self.address
@@ -165,6 +169,9 @@ class HeadConnection:
                     f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
                     "running and that the URL is right"
                 ) from error
+            self.has_answered = True
+            if patience_s is None:
+                patience.total_s = self.reconnect_s
             if 200 <= reply.status < 300:
                 return reply
             problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")

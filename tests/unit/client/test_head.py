@@ -4,6 +4,7 @@ client for asyncio: what is cancelled, and when.
 
 import asyncio
 import gc
+import inspect
 import json
 import socket
 import threading
@@ -117,6 +118,16 @@ def test_a_head_that_is_not_ready_or_drains_is_asked_again(kind: str) -> None:
         with pytest.raises(errors.NotNow, match="wait"):
             client.models()
         assert len(head.heard) > 1
+
+
+def test_a_head_that_answered_once_is_waited_for_much_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert inspect.signature(connect).parameters["reconnect_s"].default == 600
+    monkeypatch.setattr("cormorant_client.head._STRANGER_S", 0.0)
+    answers = in_turn(Say(breaks=True), models(1), Say(breaks=True), models(2))
+    with ScriptedHead(answers) as head, connect(head.url) as client:
+        with pytest.raises(errors.HeadUnreachable):
+            client.models()
+        assert [client.models().version for _ in range(2)] == [1, 2]
 
 
 def said_by_the_client(caplog: pytest.LogCaptureFixture) -> list[str]:
