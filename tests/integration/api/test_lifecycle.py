@@ -26,7 +26,6 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings, bound, listen_early
 from cormorant_client.delivery import decode
 from cormorant_client.head import parse_events
-from cormorant_testing.chaos.world import SmallDisk
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.scripts import until, unused_port
@@ -403,11 +402,14 @@ def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 1.0)
-    monkeypatch.setattr("cormorant_api.server._UNLOCK_S", 1.0)
     folder.mkdir()
-    with closing(SmallDisk(folder)) as disk, ExitStack() as thawing, structlog.testing.capture_logs() as logged:
-        if not disk.is_there:
-            pytest.skip("only root may mount a small file system")
+    image = folder.with_suffix(".ext4")  # memory cannot be frozen
+    image.write_bytes(bytes(32 << 20))
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False).returncode:
+        pytest.skip("only root may mount a file system")
+    with ExitStack() as thawing, structlog.testing.capture_logs() as logged:
+        thawing.callback(subprocess.run, ["umount", "--lazy", str(folder)], check=True)
         with serve(make_job(), directory=folder) as served:
             batch = served.data.get("/v1/batches/next?wait=60")
             subprocess.run(["fsfreeze", "--freeze", str(folder)], check=True)
@@ -418,7 +420,7 @@ def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest
         # It has closed: nothing that it waits for would have come before the disk is thawed.
         assert served.fleet.stats().workers == ()
         ack.join(30)
-    assert {"journal_not_closed", "lock_not_released"} <= {line["event"] for line in logged}
+    assert "journal_not_closed" in {line["event"] for line in logged}
 
 
 class Blocked(WorkerFleet):
