@@ -12,7 +12,7 @@ from cormorant_operator.cache import JobRecord, WorkerBuild
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import WAITS_LAST_S, HeadAnswer, JobState, RefusalKind, Verdict, Waits
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import Pod, Slot, failures_after
+from cormorant_operator.pods import Pod, Slot, failures_after, next_attempt_at
 from cormorant_operator.render.children import pod_groups
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.workload import NO_PLACEMENT, Placement
@@ -164,9 +164,17 @@ class View:
 
     @cached_property
     def is_gang_forming(self) -> bool:
-        """Whether the next pods are a gang: no pod holds a node."""
+        """Whether the next pods are a gang: no pod holds a node, and no head or slot waits for its next attempt."""
         pods = self.record.pod_index.pods.values()
-        return not any(pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod) for pod in pods)
+        if any(pod.is_scheduled and not pod.is_terminal and not self.is_lost(pod) for pod in pods):
+            return False
+        head = self.newest_head
+        waits = [next_attempt_at(head)] if head is not None and head.must_wait else []
+        for group in self.groups:
+            template = self.job.templates.worker(group)
+            wanted = (slot for slot in self.slots[group.name] if slot.index < self.sizes[group.name])
+            waits += (slot.waits_until(template) or self.now for slot in wanted if slot.live is None)
+        return all(until <= self.now for until in waits)
 
     @cached_property
     def pod_groups(self) -> list[Manifest]:

@@ -364,6 +364,34 @@ def test_pod_that_ends_before_it_has_a_node_is_replaced_in_the_gang() -> None:
     assert (gangs(world), counts(world)) == (pod_groups(world) * 2, [])
 
 
+def failed_twice() -> World:
+    """A job that runs; the next failure of its first worker is followed by a backoff."""
+    world = made()
+    world.run()
+    for _ in range(2):
+        world.then.finish(world.live()[0].name)
+        world.start_all()
+    return world
+
+
+def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
+    world = failed_twice()
+    world.vanish(world.head.name)
+    world.vanish(world.live()[0].name)
+    gangs(world)
+    world.settle()
+    assert (gangs(world), counts(world)) == (["", ""], [])
+
+
+def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
+    world = failed_twice()
+    for pod in [*world.live(), world.head]:
+        world.vanish(pod.name)
+    gangs(world)
+    world.apply(workerGroups=[{**OF_TWO[0], "resources": {"requests": {"cpu": "2"}}}])
+    assert gangs(world) == pod_groups(world) * 3
+
+
 @pytest.mark.parametrize(
     ("happens", "is_together"),
     [(World.finish, True), pytest.param(World.delete, False, id="workers start while the head drains on its node")],
