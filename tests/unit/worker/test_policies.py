@@ -190,7 +190,7 @@ def test_only_a_greedy_collector_repeats_itself() -> None:
     assert actions("random", 1) != actions("random", 2)
 
 
-@pytest.mark.parametrize("action", ["box", "discrete", "discrete_start"])
+@pytest.mark.parametrize("action", ["box", "discrete", "discrete_start", "multi_discrete"])
 @pytest.mark.parametrize("factory", ["mlp", "lstm"])
 def test_shipped_policies_act(action: str, factory: str) -> None:
     kwargs = {"return_log_prob": True}
@@ -217,7 +217,11 @@ def test_mlp_and_lstm_read_observations(observation: str) -> None:
     make_checker(observation=observation, lengths=5).take(collector.collect(num_steps=12))
 
 
-HEADS = [spaces.Discrete(4), spaces.Discrete(3, start=10), spaces.Box(-np.inf, np.inf, (2,), np.float32)]
+HEADS = [
+    spaces.Discrete(4), spaces.Discrete(3, start=10),
+    spaces.MultiDiscrete([3, 2]), spaces.MultiDiscrete([3, 4], start=[5, -2]),
+    spaces.Box(-np.inf, np.inf, (2,), np.float32),
+]  # fmt: skip
 
 
 def reference(space: gymnasium.Space, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -226,6 +230,10 @@ def reference(space: gymnasium.Space, params: torch.Tensor, action: torch.Tensor
     if isinstance(space, spaces.Discrete):
         one = d.Categorical(logits=params)
         return one.log_prob(action - int(space.start)), one.entropy()
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = [d.Categorical(logits=p) for p in torch.split(params, space.nvec.tolist(), -1)]
+        index = action - torch.as_tensor(space.start)
+        return sum(p.log_prob(index[:, i]) for i, p in enumerate(parts)), sum(p.entropy() for p in parts)
     loc, log_std = params.chunk(2, -1)
     normal = d.Normal(loc, log_std.exp())
     return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
@@ -243,11 +251,24 @@ def test_log_probabilities_and_entropies_are_those_of_torch(space: gymnasium.Spa
     torch.testing.assert_close(head.entropy(params), entropy, atol=1e-6, rtol=1e-5)
 
 
-def test_drawn_frequencies_are_the_probabilities() -> None:
+def chi_square_limit(degrees: int) -> float:
+    """The 99.9 % quantile (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + 3.09 * math.sqrt(spread)) ** 3
+
+
+@pytest.mark.parametrize("space", HEADS[:4], ids=str)
+def test_drawn_frequencies_are_the_probabilities(space: gymnasium.Space) -> None:
     torch.manual_seed(2)
-    logits = torch.randn(1, 3)
-    counts = torch.bincount(make_head(HEADS[1]).act(logits.repeat(NUM_SAMPLES, 1)) - 10, minlength=3)
-    torch.testing.assert_close(counts / NUM_SAMPLES, logits[0].softmax(-1), atol=0.02, rtol=0)
+    head = make_head(space)
+    params = torch.randn(1, head.num_params)
+    drawn = head.act(params.repeat(NUM_SAMPLES, 1)).reshape(NUM_SAMPLES, -1).numpy()
+    kinds, counts = np.unique(drawn, axis=0, return_counts=True)
+    shaped = torch.as_tensor(kinds).reshape(len(kinds), *(space.shape or ()))
+    probabilities = head.log_prob(params.repeat(len(kinds), 1), shaped).exp().numpy()
+    assert probabilities.sum() == pytest.approx(1.0, abs=1e-4)  # every kind was drawn
+    expected = probabilities / probabilities.sum() * counts.sum()
+    assert ((counts - expected) ** 2 / expected).sum() < chi_square_limit(len(kinds) - 1)
 
 
 def test_normal_draws_have_their_mean_and_deviation() -> None:
@@ -262,8 +283,7 @@ def test_normal_draws_have_their_mean_and_deviation() -> None:
 @pytest.mark.parametrize(
     "space",
     [
-        *HEADS[:2], spaces.MultiDiscrete([3, 4], start=[5, -2]), spaces.MultiBinary(3),
-        spaces.Box(0, 255, (2, 2), np.uint8),
+        *HEADS[:4], spaces.MultiBinary(3), spaces.Box(0, 255, (2, 2), np.uint8),
         spaces.Box(-2.0, 3.0, (3,), np.float32),
         spaces.Box(np.array([0.0, -np.inf, -np.inf, -1.0]), np.array([np.inf, 0.0, np.inf, 1.0]), dtype=np.float64),
     ],

@@ -1,4 +1,4 @@
-"""Modules of the built-in policies: encoders of observations, and heads for Discrete and Box actions.
+"""Modules of the built-in policies: encoders of observations, and heads for actions of any space.
 
 Sampling uses few torch calls, because with 8 environments a torch call costs more than its arithmetic: categorical
 actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from the softmax; Gumbel 1954, Maddison et al.
@@ -9,7 +9,7 @@ actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from t
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import gymnasium
 import numpy as np
@@ -102,6 +102,21 @@ class ImageEncoder(nn.Module):
         return self.convolutions[1:](pixels)  # type: ignore[no-any-return]  # nn.Module is untyped
 
 
+class ActionHead(Protocol):
+    """Turns `num_params` numbers per row into one leaf of the action space."""
+
+    num_params: int
+
+    def act(self, params: Tensor) -> Tensor:
+        """Draw (or, when greedy, choose) actions: `[n, P]` float32 -> `[n, ...]`."""
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """Log-probability or log-density of actions, summed over their dimensions: `[n]` float32."""
+
+    def entropy(self, params: Tensor) -> Tensor:
+        """Entropy in nats, summed over the action's dimensions: `[n]` float32."""
+
+
 class CategoricalHead:
     """Discrete: P = A logits."""
 
@@ -129,8 +144,34 @@ class CategoricalHead:
         return logp.gather(-1, (action - self.first).long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
+        """`[n]`, at most log A."""
         logp = params.log_softmax(-1)
         return -(logp.exp() * logp).sum(-1)
+
+
+class MultiCategoricalHead:
+    """MultiDiscrete of one dimension or more: one categorical each, their logits side by side."""
+
+    def __init__(self, space: gymnasium.spaces.MultiDiscrete) -> None:
+        numbers = zip(np.ravel(space.nvec), np.ravel(space.start), strict=True)
+        self._heads = [CategoricalHead(gymnasium.spaces.Discrete(int(n), start=int(first))) for n, first in numbers]
+        self._sizes = [head.num_params for head in self._heads]
+        self._shape = tuple(space.shape)
+        self.num_params = sum(self._sizes)
+
+    def act(self, params: Tensor) -> Tensor:
+        """`[n, P]` logits -> `[n, *shape]` int64."""
+        return torch.stack([head.act(p) for head, p in self._split(params)], -1).reshape(-1, *self._shape)
+
+    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        chosen = action.reshape(len(action), -1).unbind(-1)
+        return torch.stack([h.log_prob(p, a) for (h, p), a in zip(self._split(params), chosen, strict=True)]).sum(0)
+
+    def entropy(self, params: Tensor) -> Tensor:
+        return torch.stack([head.entropy(p) for head, p in self._split(params)]).sum(0)
+
+    def _split(self, params: Tensor) -> "zip[tuple[CategoricalHead, Tensor]]":
+        return zip(self._heads, torch.split(params, self._sizes, -1), strict=True)
 
 
 class NormalHead:
@@ -157,10 +198,12 @@ class NormalHead:
         return (torch.split(params, self._size, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
-def make_head(space: Space) -> CategoricalHead | NormalHead:
+def make_head(space: Space) -> ActionHead:
     match space:
         case gymnasium.spaces.Discrete():
             return CategoricalHead(space)
+        case gymnasium.spaces.MultiDiscrete():
+            return MultiCategoricalHead(space)
         case gymnasium.spaces.Box() if np.dtype(space.dtype).kind == "f":
             return NormalHead(space)
     raise PolicyMismatch(f"the built-in policies do not support the action space {space}; write your own policy")
@@ -196,15 +239,12 @@ class ActionHeads(nn.Module):
         return linear if self.log_std is None else torch.cat([linear, self.log_std.expand_as(linear)], -1)
 
     def act(self, params: Tensor) -> Tensor:
-        """Draw (or, when greedy, choose) actions: `[n, P]` float32 -> `[n, ...]`."""
         return self.head.act(params)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-probability or log-density of actions, summed over their dimensions: `[n]` float32."""
         return self.head.log_prob(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy in nats, summed over the action's dimensions: `[n]` float32."""
         return self.head.entropy(params)
 
 

@@ -31,7 +31,7 @@ def mlp(
 
     Args:
         observation_space: of one environment; its leaves are flattened and joined, Discrete leaves one-hot.
-        action_space: of one environment: Discrete, or a Box of floats.
+        action_space: of one environment: Discrete, MultiDiscrete or a Box of floats.
         hidden: widths of the hidden layers.
         activation: "tanh" or "relu".
         return_log_prob: also store `action_log_prob` float32 `[n]` of the drawn actions.
