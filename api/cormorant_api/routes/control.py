@@ -180,11 +180,11 @@ async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
 async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being retired."""
     running = head.running
-    if body.groups:
-        await head.quick(running.group_sizes.want, body.groups, empty_slots=body.empty_slots)
-    if body.paused is not None:
+    if body.paused is not None:  # first: a size that the fleet refuses must not hold up a pause
         running.pauses.spec_paused = body.paused
         running.pauses.nudge()
+    if body.groups:
+        await head.quick(running.group_sizes.want, body.groups, empty_slots=body.empty_slots)
     log.info(
         "desired_changed",
         groups=body.groups,

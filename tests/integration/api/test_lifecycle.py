@@ -258,7 +258,9 @@ def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
         status = served.status
         assert ([group["desired"] for group in status["groups"]], status["desired"]["groups"]) == ([1], {"cpu": 1})
         assert served.reader.condition("Ready")["message"] == "1 of 1 workers are ready; the manifest asks for 40"
-        assert served.operator.put("/v1/desired", {"groups": {"gpu": 1}}).json["known"] == ["cpu"]
+        assert served.operator.put("/v1/desired", {"groups": {"gpu": 1}, "paused": True}).json["known"] == ["cpu"]
+        assert served.status["desired"]["paused"], "sizes that are refused do not hold up a pause"
+        assert not served.operator.put("/v1/desired", {"paused": False}).json["paused"]
         assert served.operator.put("/v1/desired", {"groups": {"cpu": 0}}).kind == "last-worker"
         asked = served.operator.put("/v1/desired", {"groups": {"cpu": 2}})
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
