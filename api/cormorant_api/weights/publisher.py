@@ -300,7 +300,8 @@ class WeightPublisher:
             reason = hung if isinstance(error, TimeoutError) else str(error)
             self.tracker.warn(number, f"{reason}; the weights are in use, but the next head may not have them")
             return False
-        self._writer.submit(self.store.remove, self.store.prune(number))
+        finally:
+            self._writer.submit(self.store.remove, self.store.prune(number))
         return True
 
     def _current_etag(self, model: str) -> str:

@@ -96,7 +96,7 @@ class WeightStore:
         self.keeps, self._policy = max(1, keeps), policy
         self._folder = folder / "weights" if folder is not None else None
         self._lock = threading.Lock()
-        """Guards `_versions`, which is replaced as a whole."""
+        """Guards `_versions`, which is replaced as a whole, and `_durable`."""
         self._versions: dict[int, StoredVersion] = {}
         if self._folder is not None:
             try:
@@ -108,6 +108,8 @@ class WeightStore:
                         self._versions[stored.version] = stored
             except OSError as error:
                 raise StoreError(f"cannot use {self._folder} to store weights: {error}") from error
+        self._durable = self.newest
+        """The newest version that the next head finds."""
 
     @property
     def newest(self) -> int:
@@ -176,11 +178,12 @@ class WeightStore:
             self._versions = {**self._versions, stored.version: stored}
 
     def prune(self, number: int) -> list[int]:
-        """Hide versions that this durable one replaces; newer ones may still be refused. Returns the hidden ones;
-        `remove` deletes their files.
+        """Hide versions that this one replaces; newer ones may still be refused. Unless it is durable, those that the
+        next head finds stay. Returns the hidden ones; `remove` deletes their files.
         """
         with self._lock:
-            older = {n: found for n, found in self._versions.items() if n <= number}
+            kept = self._durable if self._durable < number else 0
+            older = {n: found for n, found in self._versions.items() if kept < n <= number}
             wanted: set[int] = set()
             for model in {name for found in older.values() for name in found.models}:
                 holding = sorted(n for n, found in older.items() if model in found.models)
@@ -221,6 +224,8 @@ class WeightStore:
             return  # a newer version replaced it
         except OSError as error:
             raise StoreError(f"could not keep weights version {number}: {error}") from error
+        with self._lock:
+            self._durable = max(self._durable, number)
 
 
 def digest_of(buffers: Sequence[memoryview]) -> str:

@@ -192,6 +192,9 @@ def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served,
     assert "No space left on device" in published.json["warning"]
     again = endless.writer.put(f"{PATH}?version={before + 1}", body)
     assert (again.status, again.json["version"], current(endless)) == (200, before + 1, before + 1)
+    for number in range(before + 2, before + 12):
+        endless.writer.put(PATH, weights_file(number))
+    assert len(endless.server.head.store.versions) <= 2 * endless.server.head.settings.keep_versions
 
 
 def test_older_weights_are_deleted_once_newer_ones_are_used_and_kept(tmp_path: Path, monkeypatch: Any) -> None:

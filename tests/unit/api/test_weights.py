@@ -94,6 +94,24 @@ def test_a_version_is_the_next_heads_once_it_was_accepted(tmp_path: Path) -> Non
     assert read(WeightStore(tmp_path, keeps=5)) == b"policy-4"
 
 
+def test_durable_weights_stay_while_no_newer_ones_can_be_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    store = put(WeightStore(tmp_path, keeps=1), version(3, policy=b"policy-3"))
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "rename", refuse)
+        for number in (4, 5):
+            store.accept(store.write(version(number, policy=b"policy-%d" % number)))
+            with pytest.raises(StoreError, match=rf"could not keep weights version {number}: .*Input/output error"):
+                store.keep(number)
+            store.remove(store.prune(number))
+    assert (store.versions, read(store)) == ([3, 5], b"policy-5")
+    shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
+    assert read(WeightStore(tmp_path / "next", keeps=1)) == b"policy-3"
+    assert put(store, version(6, policy=b"policy-6")).versions == [6]
+
+
 def test_what_was_cut_off_or_refused_never_was(tmp_path: Path) -> None:
     store = put(WeightStore(tmp_path, keeps=5), version(3, policy=b"policy-3"), version(4, policy=b"policy-4"))
     store.forget(4)
