@@ -11,7 +11,7 @@ writer's threads, and delays a publish for a limited time.
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -265,11 +265,13 @@ class WeightPublisher:
     def _put(self, stored: StoredVersion) -> StoredVersion:
         """Store a version; StoreError if the write fails or takes too long."""
         limit_s = self._limit_s(stored.size_bytes)
-        writing = self._writer.submit(self.store.write, stored)
+        writing: Future[StoredVersion] | None = None
         try:
+            self._writer.submit(int).result(limit_s)  # behind a write that hangs, the bytes would stay in memory
+            writing = self._writer.submit(self.store.write, stored)
             written = writing.result(limit_s)
         except TimeoutError:
-            if not writing.cancel():
+            if writing is not None and not writing.cancel():
                 # Runs in the writer's thread, before it writes this number again.
                 writing.add_done_callback(lambda _: self.store.remove([stored.version]))
             raise StoreError(

@@ -2,17 +2,22 @@
 from staged to its end.
 """
 
+import gc
 import json
 import shutil
+import threading
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from cormorant_api.errors import StoreError
+from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import Update, UpdateTimings, WorkerCounts
@@ -110,6 +115,27 @@ def test_durable_weights_stay_while_no_newer_ones_can_be_kept(tmp_path: Path, mo
     shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
     assert read(WeightStore(tmp_path / "next", keeps=1)) == b"policy-3"
     assert put(store, version(6, policy=b"policy-6")).versions == [6]
+
+
+def test_hung_disk_does_not_gather_the_bytes_of_refused_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    thawed, store = threading.Event(), WeightStore(None, keeps=1)
+    monkeypatch.setattr(store, "write", lambda _: thawed.wait(60))
+    nothing: Any = None
+    publisher = WeightPublisher(nothing, store, nothing, nothing, nothing)
+    monkeypatch.setattr(publisher, "within_s", 0.05)
+
+    def refused(number: int) -> weakref.ref[memoryview]:
+        stored = version(number, policy=b"policy")
+        with pytest.raises(StoreError, match="the disk did not answer within 0 s"):
+            publisher._put(stored)
+        return weakref.ref(stored.models["policy"].buffers[0])
+
+    try:
+        bodies = [refused(number) for number in (1, 2, 3)]
+        gc.collect()
+        assert [body() is None for body in bodies] == [False, True, True], "the one that is written stays"
+    finally:
+        thawed.set()
 
 
 def test_what_was_cut_off_or_refused_never_was(tmp_path: Path) -> None:
