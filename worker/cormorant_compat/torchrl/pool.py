@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
 
-_IGNORED = ("env_type", "gym_reset_return_info")
+_IGNORED = ("batch_size", "env_type", "gym_reset_return_info")
 """EnvPool's arguments for how a pool hands out what it has."""
 
 
@@ -236,10 +236,7 @@ class OfTask:
             )
         name, most = env_name.replace("ALE/", ""), given.pop("max_episode_steps", 0) or 0
         task = EnvPoolTask(task_id=name, max_episode_steps=most, kwargs=given)
-        try:
-            task.check()
-        except EnvBuildError as error:
-            raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
+        task.check()
         self._begin(lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds), **options)
         self.env_name = name
         """EnvPool's name of the task."""

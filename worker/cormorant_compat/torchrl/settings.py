@@ -21,9 +21,14 @@ MEANINGLESS = (
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here: states of recurrent policies
 are carried for them in any case, buffers are extended once per batch, and weights travel in one way."""
 
-_DEFAULTS = {"cat_results": "stack", "preemptive_threshold": 1, "reset_when_done": True, "track_traj_ids": True}
-"""Arguments of TorchRL's collectors that have no meaning here, and their defaults. Others have one that is None, False
-or empty, and so says nothing."""
+_DEFAULTS = {
+    "cat_results": "stack",
+    "preemptive_threshold": 1,
+    "reset_when_done": True,
+    "track_traj_ids": True,
+    "weight_recv_schemes": {},
+}
+"""Arguments of TorchRL's collectors that have no meaning here, and their defaults. Others have None or False."""
 
 Hook = Callable[..., Any]
 
@@ -143,7 +148,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
 
 
 def _says_nothing(name: str, value: Any) -> bool:
-    return name in MEANINGLESS or value is None or (value == _DEFAULTS[name] if name in _DEFAULTS else not value)
+    return name in MEANINGLESS or value is None or (value == _DEFAULTS[name] if name in _DEFAULTS else value is False)
 
 
 def _check(settings: CollectorSettings) -> None:

@@ -136,6 +136,7 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
         ({"total_frames": -2}, ValueError, "total_frames -2"),
         ({"init_random_frames": 0.5}, ValueError, "init_random_frames 0.5"),
         ({"reset_when_done": False}, TypeError, "no argument reset_when_done=False"),
+        ({"seed": 0}, TypeError, "no argument seed=0"),
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
         ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
         ({"device": "gpu"}, ValueError, "'gpu' is not a torch device"),
