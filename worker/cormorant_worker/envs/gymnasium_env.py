@@ -72,7 +72,13 @@ class EnvFactory(EnvSource):
                 made = partial(load_object(self.entrypoint, what="environment"), **self.kwargs)
                 env = _construct(made, f"the environment {self.entrypoint}")
                 if limit is not None:
-                    env = TimeLimit(env, limit)
+                    layer = env
+                    while isinstance(layer, gymnasium.Wrapper) and not isinstance(layer, TimeLimit):
+                        layer = layer.env
+                    if isinstance(layer, TimeLimit):
+                        layer._max_episode_steps = limit  # not one around it: a longer limit counts too
+                    else:
+                        env = TimeLimit(env, limit)
             for entrypoint, kwargs in self.wrappers:
                 wrap = load_object(entrypoint, what="wrapper")
                 env = _construct(partial(wrap, env, **kwargs), f"the wrapper {entrypoint}")

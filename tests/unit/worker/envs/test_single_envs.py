@@ -175,16 +175,20 @@ def test_a_close_that_raises_leaves_no_other_environment_open() -> None:
     assert [(line["event"], line["env"]) for line in logged] == [("env_close_failed", i) for i in range(3)]
 
 
+LIMITED = {"entrypoint": "gymnasium:make", "kwargs": {"id": "Pendulum-v1"}}
+
+
 @pytest.mark.parametrize(
     ("factory", "limit", "steps"),
     [
         ({"id": "Pendulum-v1"}, 0, 200),
         ({"id": "Pendulum-v1"}, 3, 3),
-        ({"entrypoint": "gymnasium:make", "kwargs": {"id": "Pendulum-v1"}}, 3, 3),
+        (LIMITED, 3, 3),
+        (LIMITED, 300, 300),
         ({"entrypoint": COUNTING, "kwargs": {"lengths": 100}}, 4, 4),
     ],
 )
-def test_max_episode_steps_truncates(factory: dict, limit: int, steps: int) -> None:
+def test_max_episode_steps_replaces_an_environments_own_limit(factory: dict, limit: int, steps: int) -> None:
     env = EnvFactory(**factory, max_episode_steps=limit).build()
     env.reset(seed=1)
     assert next(n for n in range(1, 1000) if env.step(env.action_space.sample())[3]) == steps
