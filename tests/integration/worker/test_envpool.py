@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread, get_native_id
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.envs import cpus
 from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.pools import calibrate
@@ -226,6 +228,26 @@ def pool_thread() -> Iterator[int]:
     yield ids[0]
     ends.set()
     thread.join()
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"V2": "150000 50000"}, 3),
+        ({"V2": "max 100000"}, 8),
+        ({"V1": "300000", "PERIOD": "100000"}, 3),
+        ({"V1": "-1"}, 8),
+    ],
+)
+def test_a_limit_of_cpus_is_read_from_both_versions_of_cgroups(
+    files: dict[str, str], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, file in (("_QUOTA_V2", "V2"), ("_QUOTA_V1", "V1"), ("_PERIOD_V1", "PERIOD")):
+        monkeypatch.setattr(cpus, name, tmp_path / file)
+        if file in files:
+            (tmp_path / file).write_text(files[file])
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    assert cpus.available_cpus() == expected
 
 
 @needs_two_cpus

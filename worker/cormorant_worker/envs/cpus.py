@@ -14,7 +14,9 @@ from types import TracebackType
 
 import structlog
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_QUOTA_V2 = Path("/sys/fs/cgroup/cpu.max")
+_QUOTA_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+_PERIOD_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
 
 
 def available_cpus() -> int:
@@ -24,9 +26,12 @@ def available_cpus() -> int:
     except AttributeError:  # macOS has no affinity
         allowed = os.cpu_count() or 1
     quota = 0.0
-    with suppress(OSError, ValueError):  # an unreadable limit is no limit; "max" is none
-        limit, period = _QUOTA.read_text().split()
-        quota = int(limit) / int(period)
+    with suppress(OSError, ValueError):  # an unreadable limit is no limit
+        if _QUOTA_V2.exists():
+            limit, period = _QUOTA_V2.read_text().split()
+            quota = 0.0 if limit == "max" else int(limit) / int(period)
+        elif _QUOTA_V1.exists() and (limit_us := int(_QUOTA_V1.read_text())) > 0:
+            quota = limit_us / int(_PERIOD_V1.read_text())
     return max(1, min(allowed, int(quota))) if quota else allowed
 
 
