@@ -7,6 +7,7 @@ import sys
 import threading
 from http.client import HTTPConnection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -68,6 +69,18 @@ def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
         )  # fmt: skip
         assert done.returncode == 2
         assert '"event": "supervisor_refused"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"), [(f"{GIB // 2}\n", 0.2 * GIB), ("max", 0.4 * GIB), (f"{1 << 62}", 0.4 * GIB)]
+)
+def test_object_store_is_bounded_by_the_containers_memory(
+    limit: str, expected: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "memory.max").write_text(limit)
+    monkeypatch.setattr(ray_command, "_MEMORY_LIMITS", (tmp_path / "memory.max", tmp_path / "missing"))
+    monkeypatch.setattr(ray_command.shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB))
+    assert ray_command.store_bytes() == int(expected)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ import json
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 
 from cormorant_worker.pod_files import PodFile
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
@@ -33,9 +35,11 @@ _MIB = 1 << 20
 SMALLEST_STORE = 75 * _MIB
 """Smallest object store with which Ray starts."""
 _SHM = "/dev/shm"  # where Ray keeps the object store
-_SHM_SHARE = 0.4
-"""Share of the free space in /dev/shm: Kubernetes makes it as large as the pod's memory limit, which processes need,
-too."""
+_MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Of cgroup v2 and v1."""
+_STORE_SHARE = 0.4
+"""Share of the free space in /dev/shm, or of the container's memory limit, which processes need, too. Kubernetes makes
+/dev/shm as large as the limits of all containers together, and as the node's memory where one container has none."""
 
 
 def head_command(settings: RaySettings) -> list[str]:
@@ -75,8 +79,12 @@ def join_address(host: str, port: int) -> str:
 
 
 def store_bytes() -> int:
-    """Bytes for the object store: a share of /dev/shm, but at least what Ray needs to start."""
-    return max(SMALLEST_STORE, int(_SHM_SHARE * shutil.disk_usage(_SHM).free))
+    """Bytes for the object store: a share of what the container may use, but at least what Ray needs to start."""
+    room = [shutil.disk_usage(_SHM).free]
+    for path in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # the other cgroup version's, or "max"
+            room.append(int(path.read_text()))
+    return max(SMALLEST_STORE, int(_STORE_SHARE * min(room)))
 
 
 def _start(settings: RaySettings, *what: str) -> list[str]:
