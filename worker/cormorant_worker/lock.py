@@ -40,7 +40,7 @@ class FolderLock:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 found = json.loads(os.pread(self._descriptor, _LONGEST_HOLDER, 0))
                 who = f"process {int(found['pid'])} on {found['host']} since {found['since']}"
-            self.release()
+            os.close(self._descriptor)
             if isinstance(error, BlockingIOError):
                 raise LockHeld(f"{folder} is in use by {who}") from None
             if error.errno not in _UNSUPPORTED:
@@ -57,5 +57,8 @@ class FolderLock:
     def release(self) -> None:
         """Release the lock; the file stays. May be called twice."""
         if self._descriptor >= 0:
+            # Closing it is not enough: a process that was forked meanwhile has it open, too.
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = -1

@@ -144,6 +144,14 @@ def test_a_killed_holder_leaves_no_lock(tmp_path: Path) -> None:
     FolderLock(tmp_path).release()
 
 
+def test_a_released_folder_is_free_though_a_forked_process_lives(tmp_path: Path) -> None:
+    lock = FolderLock(tmp_path)
+    with subprocess.Popen(["sleep", "60"], pass_fds=(lock._descriptor,)) as heir:
+        lock.release()
+        FolderLock(tmp_path).release()
+        heir.kill()
+
+
 def test_a_dataset_that_another_run_writes_is_refused(tmp_path: Path) -> None:
     root = DatasetRoot(str(tmp_path / "data"))
     with pytest.raises(DatasetError, match=rf"the dataset .*data is in use by process {os.getpid()} on"):
