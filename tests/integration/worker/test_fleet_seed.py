@@ -252,7 +252,7 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
 
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with reading(job, workers=1) as (fleet, reader):
+    with reading(job, workers=1) as (fleet, reader), structlog.testing.capture_logs() as lines:
         blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
         for version in (1, 2):
             with fleet._changed:  # past the fleet's own check, which knows what workers accept
@@ -267,6 +267,7 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
             assert int(batch["collector", "policy_version"].max()) == 0
         assert fleet.publish(numbered(3), wait_s=30).applied == ("cpu-0",)
         assert fleet.receipt(2).refused == {}
+        assert {line["worker"] for line in lines if line["event"] == "weights_refused"} == {"cpu-0"}
 
 
 def test_every_publish_is_reported_under_reset_at_each_batch() -> None:

@@ -9,6 +9,8 @@ newest.
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import structlog
+
 from cormorant_contract.policy import Policy
 from cormorant_worker.errors import StaleWeights
 from cormorant_worker.fleet.events import Events
@@ -21,6 +23,8 @@ from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import Offer
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion, Weights
 from cormorant_worker.worker.messages import Reply
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -156,6 +160,7 @@ class Offers:
         handle.offer = None
         if reply.error:
             handle.refusal = (handle.offered, reply.error)
+            log.warning("weights_refused", worker=handle.name, version=handle.offered, reason=reply.error)
             self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
         else:
             handle.accepted = handle.offered
