@@ -172,7 +172,7 @@ def zoo(**block: Any) -> Document:
          "a group is called state, as another key of batches; name it otherwise"),
         (zoo(entrypoint="cormorant_testing.envs:CountingEnv"),
          "CountingEnv. raised AttributeError: 'CountingEnv' object has no attribute 'possible_agents'"),
-        (zoo(id="cormorant_testing/agents"), "cormorant_testing.agents has no parallel_env"),
+        (zoo(id="cormorant_testing/agents"), "'cormorant_testing.agents' has no attribute 'parallel_env'"),
         ({"gymnasium": {"entrypoint": PARTY}}, "not a gymnasium.Env; .* several agents in env.pettingzoo"),
         ({"envpool": {"taskId": "CartPole-v1", "groups": "perAgent"}}, "has a single player; remove groups"),
         ({"envpool": {"taskId": "TicTacToe-v1", "numEnvs": 4, "batchSize": 2}},
