@@ -113,7 +113,7 @@ class _Fetcher:
         self._head = head
         self._fetching = head.twin()
         """Closed by `stop`, which aborts a waiting request."""
-        self._frames, self._prefetch = frames, prefetch
+        self._frames, self._prefetch = frames, max(0, prefetch)
         self._asking: Params = {
             "consumer": consumer or default_owner(),
             "wait": _POLL_S,

@@ -113,7 +113,7 @@ def test_what_was_not_acknowledged_comes_again(client: Client) -> None:
     with client.deliveries(prefetch=0) as batches:
         again = next(batches)
         assert (again.id, again.delivery) == (lost, 2)
-    with client.deliveries(prefetch=0) as batches:
+    with client.deliveries(prefetch=-1) as batches:  # as 0
         assert next(batches).id != lost
 
 
