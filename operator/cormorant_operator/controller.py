@@ -180,7 +180,8 @@ class Controller:
         loop, quick_resyncs = asyncio.get_running_loop(), 0
         quick_at = loop.time() + self._defaults.quick_resync_s * random.uniform(0.9, 1.1)
         while True:
-            wait_s = self._defaults.resync_retry_s if self.lost else quick_at - loop.time()
+            retry_s = self._defaults.resync_retry_s * random.uniform(0.9, 1.1)
+            wait_s = retry_s if self.lost or self._wanted else quick_at - loop.time()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
             wanted, self._wanted = self._wanted | self.lost.keys(), set()
@@ -197,9 +198,7 @@ class Controller:
                     await self.resync(is_quick=True)
             except errors.OperatorError as error:
                 self._wanted |= wanted or set(self._namespaces)
-                retry_s = self._defaults.resync_retry_s * random.uniform(0.9, 1.1)
-                loop.call_later(retry_s, self._is_resync_wanted.set)
-                log.warning("resync_failed", reason=str(error), retry_s=round(retry_s, 1))
+                log.warning("resync_failed", reason=str(error))
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:
