@@ -66,6 +66,10 @@ def init(
 
     Refuses to overwrite existing files.
     """
+    if directory.suffix in (".yaml", ".yml", ".json"):
+        raise BadInput(
+            f"{directory} is a file's name, and init writes two files; name a folder: cormorant init DIRECTORY"
+        )
     files = {directory / "job.yaml": _MANIFEST, directory / "policy.py": _POLICY}
     if found := [str(path) for path in files if path.exists()]:
         raise BadInput(f"{' and '.join(found)}: already there; name another folder: cormorant init DIRECTORY")

@@ -213,6 +213,8 @@ def test_init_writes_a_job_that_validates_and_overwrites_nothing(
     assert entry.run(["validate", str(tmp_path / "new" / "job.yaml")]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("cartpole: ok")
     (tmp_path / "policy.py").write_text("mine")
+    assert entry.run(["init", str(tmp_path / "job.yaml")]) == 2
+    assert "job.yaml is a file's name, and init writes two files; name a folder" in capsys.readouterr().err
     assert entry.run(["init", str(tmp_path)]) == 2
     assert f"{tmp_path / 'policy.py'}: already there" in capsys.readouterr().err
     assert (tmp_path / "policy.py").read_text() == "mine"
