@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cormorant_client.delivery import NAME_BY_NUMPY, Array, view
-from cormorant_client.errors import UpdateFailed, WeightsError
+from cormorant_client.errors import NotFound, UpdateFailed, WeightsError
 from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.transport import Bytes
 from cormorant_contract.fleet import Receipt
@@ -134,7 +134,6 @@ class Update(Receipt):
 
         Raises:
             UpdateFailed: workers refused the weights, or do not use them in time; the message names those workers.
-            NotFound: the head was replaced, and does not know this version.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
                 these weights again under the same version is safe.
         """
@@ -147,7 +146,12 @@ class Update(Receipt):
                     f"{self.answer.workers.total} workers act with it{_named(self.waiting)}; "
                     "wait longer, or look at /v1/workers"
                 )
-            self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+            try:
+                self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+            except NotFound as error:
+                raise UpdateFailed(
+                    f"the head was replaced and does not know version {self.version}; publish the weights again"
+                ) from error
         if self.answer.state == "failed" or self.refused:
             refused = [f"{worker}: {error}" for worker, error in self.refused.items()]
             raise UpdateFailed(
