@@ -14,13 +14,13 @@ PauseState = Literal["running", "draining", "paused"]
 
 
 class PauseRequest(RequestBody):
-    """Request a pause lease: workers stop at their next vector step. Open batches are kept and continue after the
-    resume. A second request of the same owner renews its lease.
-    """
+    """Request a pause lease. A second request of the same owner renews its lease."""
 
     owner: Name = "default"
     """Owner of the lease. Each owner holds at most one."""
     reason: Annotated[str, Field(max_length=1024)] = ""
+    mode: Literal["now"] = "now"
+    """now: stop at the next vector step. Open batches are kept and continue after the resume."""
     ttl_seconds: Annotated[float, Number, Field(gt=0, le=24 * 3600)] = 300
     """Seconds after which the lease expires, so that an owner that died does not block the job."""
     wait_seconds: Annotated[float, Number, Field(ge=0, le=int(LONGEST_WAIT_S))] = 30
