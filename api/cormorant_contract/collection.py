@@ -157,6 +157,11 @@ class Collection(Contract):
             sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
             path=("preemptiveThreshold",),
         ),
+        Rule(
+            cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
+            sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
+            path=("preemptiveThreshold",),
+        ),
         each_once(
             "episodeMetrics",
             "the name {twice} occurs twice in episodeMetrics; give each metric a name of its own",

@@ -219,6 +219,8 @@ _RULES = [
      manifest(collection__bfloat16=["logits"], output=_DATASET)),
     ("spec.collection.normalize", "normalize is empty; write observation: {}, reward: {} or both", At({})),
     ("spec.collection.normalize.observation.keys", "keys contains a key twice", At(["pos", "arm", "pos"])),
+    ("spec.collection.preemptiveThreshold", "preemptiveThreshold below 1 needs mode sync",
+     manifest(collection__preemptiveThreshold=0.5)),
     ("spec.collection.preemptiveThreshold", "preemptiveThreshold 0 would not wait for any worker",
      manifest(collection__mode="sync", collection__preemptiveThreshold=0.0)),
     ("spec.collection.resetAtEachBatch", "resetAtEachBatch needs envpool.batchSize 0",
