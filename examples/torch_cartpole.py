@@ -7,6 +7,7 @@ The environment returns tensors. Batches are played on their device, if the poli
 
 import argparse
 import math
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -71,7 +72,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=3)
     args = parser.parse_args()
     with open_fleet(
-        env={"vector": {"entrypoint": TorchCartPole, "numEnvs": args.num_envs, "kwargs": {"device": args.device}}},
+        env=partial(TorchCartPole, device=args.device),
+        num_envs=args.num_envs,
         policy_factory=mlp,
         device=args.device,
         workers=1,

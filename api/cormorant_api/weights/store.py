@@ -178,17 +178,17 @@ class WeightStore:
             self._versions = {**self._versions, stored.version: stored}
 
     def prune(self, number: int) -> list[int]:
-        """Hide versions that this one replaces; newer ones may still be refused. Unless it is durable, those that the
-        next head finds stay. Returns the hidden ones; `remove` deletes their files.
+        """Hide versions that this one replaces; newer ones may still be refused. As many of those that the next head
+        finds stay as of all. Returns the hidden ones; `remove` deletes their files.
         """
         with self._lock:
-            kept = self._durable if self._durable < number else 0
-            older = {n: found for n, found in self._versions.items() if kept < n <= number}
+            older = {n: found for n, found in self._versions.items() if n <= number}
             wanted: set[int] = set()
             for model in {name for found in older.values() for name in found.models}:
                 holding = sorted(n for n, found in older.items() if model in found.models)
-                wanted.update(holding[-self.keeps :])
-                wanted.update(() if self._policy is None else self._policy.versions_kept(model, holding))
+                for several in (holding, [n for n in holding if n <= self._durable]):
+                    wanted.update(several[-self.keeps :])
+                    wanted.update(() if self._policy is None else self._policy.versions_kept(model, several))
             hidden = [n for n in older if n not in wanted]
             self._versions = {n: found for n, found in self._versions.items() if n not in hidden}
         return hidden

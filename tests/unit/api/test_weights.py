@@ -115,6 +115,11 @@ def test_durable_weights_stay_while_no_newer_ones_can_be_kept(tmp_path: Path, mo
     shutil.copytree(tmp_path / "weights", tmp_path / "next" / "weights")
     assert read(WeightStore(tmp_path / "next", keeps=1)) == b"policy-3"
     assert put(store, version(6, policy=b"policy-6")).versions == [6]
+    for number in range(7, 12):  # kept, but later than the publish waits
+        store.accept(store.write(version(number, policy=b"policy")))
+        store.remove(store.prune(number))
+        store.keep(number)
+    assert store.versions == [10, 11]
 
 
 def test_hung_disk_does_not_gather_the_bytes_of_refused_weights(monkeypatch: pytest.MonkeyPatch) -> None:
