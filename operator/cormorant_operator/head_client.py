@@ -71,7 +71,11 @@ class HeadClient:
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
             waits=_waits(job, status),
-            troubles={fact.type: fact.message for fact in status.conditions if fact.type in _TROUBLES},
+            troubles={
+                fact.type: fact.message
+                for fact in status.conditions
+                if fact.type in _TROUBLES and fact.status == "True"
+            },
         )
 
     async def set_desired(self, job: Job, head: Pod, desired: Desired) -> None:

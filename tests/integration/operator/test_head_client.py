@@ -81,7 +81,7 @@ def served(tmp_path: Path) -> Iterator[tuple[Job, str]]:
 async def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> None:
     job, port = served
     answer = await ask(job, port)
-    assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
+    assert (answer.pod_uid, answer.sizes, answer.is_spec_paused, answer.troubles) == ("h1", {"cpu": 1}, False, {})
     groups = tuple(
         group.model_copy(update={"autoscale": Autoscale(max_replicas=4)}) for group in job.spec.worker_groups
     )
