@@ -17,7 +17,7 @@ import structlog
 from aiohttp import web
 
 from cormorant_contract.metrics import operator as declared
-from cormorant_contract.metrics.labels import Metric
+from cormorant_contract.metrics.labels import CONTENT_TYPE, Metric
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
@@ -175,8 +175,7 @@ def _make_probes(cluster: KubeClient, controller: Controller, *, is_leading: Cal
         return web.Response(status=200 if is_ready else 503, text="ok\n" if is_ready else "listing\n")
 
     async def metrics(_: web.Request) -> web.Response:
-        content_type = "text/plain; version=0.0.4; charset=utf-8"
-        return web.Response(body=controller.metrics.text(), headers={"Content-Type": content_type})
+        return web.Response(body=controller.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
     def read() -> Mapping[Metric, Values]:
         uids, heads = controller.cache.jobs(), controller.head_states

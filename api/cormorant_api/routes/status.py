@@ -15,11 +15,11 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import GuardedRoute, TheHead, guarded
 from cormorant_api.status import describe, describe_worker
+from cormorant_contract.metrics.labels import CONTENT_TYPE
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, EvaluationTable, Readiness, SpacesReport, Status, Workers
 from cormorant_contract.spaces import space_to_json
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.metrics.exposition import CONTENT_TYPE
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0

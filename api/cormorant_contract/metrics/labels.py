@@ -9,6 +9,8 @@ from typing import Any, Literal
 Kind = Literal["counter", "gauge", "histogram"]
 Exporter = Literal["head", "worker", "operator"]
 
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+"""Prometheus' text format, as every process exports it."""
 _PARTS = ("_bucket", "_count", "_sum")
 
 

@@ -13,8 +13,6 @@ from cormorant_contract.metrics.labels import Metric
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
 
 def observe_all(histogram: Histogram, values: Sequence[float]) -> None:
     """Observe many values in one call: a batch of cheap environments ends a hundred episodes."""
@@ -62,7 +60,7 @@ class Exposition:
             child.inc(max(0.0, number - child._value.get()))
 
     def text(self) -> bytes:
-        """The metrics in Prometheus' text format, of `CONTENT_TYPE`."""
+        """The metrics in Prometheus' text format, of the contract's `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
