@@ -65,7 +65,7 @@ class Unreadable(Identity):
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Fact:
     """A condition without times."""
 

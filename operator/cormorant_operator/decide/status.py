@@ -9,10 +9,10 @@
                  ApiServerError VolumeOnLostNode NameNotFreeYet WaitingForQuota
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
-    Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected EnvironmentsFailing WeightsMissing WaitingForConsumer
                  Unknown: ControlPlaneUnreachable TokenRefused
                  False: NoFrames NotReady Paused Draining NotWanted
+    Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
     Suspended    True: Suspended    False: Suspending Evicted NotSuspended
@@ -72,7 +72,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         for group in view.groups
     )
     generation = view.job.generation
-    found = _facts(view, draft)
+    found = tuple(_facts(view, draft))
     # Those in the status and the current ones, each once, the newest last.
     failures = {failure.pod: failure for failure in before.recent_failures}
     for pod in view.examined:
@@ -131,7 +131,7 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
     """The status of a job that cannot be parsed: only the condition Accepted changes. None: unchanged."""
     if job.status is None:
         return None
-    refused = Fact(type="Accepted", status="False", reason="InvalidSpec", message=job.message)
+    refused = Fact("Accepted", "False", "InvalidSpec", job.message)
     accepted = _dated(job.status, refused, generation=job.generation, now=now)
     others = tuple(condition for condition in job.status.conditions if condition.type != "Accepted")
     after = job.status.model_copy(update={"conditions": (accepted, *others)})
@@ -148,7 +148,7 @@ def _phase(view: View, draft: Draft) -> Phase:
     if progress.is_all_collected(view) and head is not None:
         return "Completing"
     if head is None or not head.is_ready:
-        is_placed = any(pod.is_live and pod.is_scheduled for pod in view.pods)
+        is_placed = any(pod.is_live and pod.is_scheduled for pod in view.record.pods)
         if not view.may_create and not view.has_pods:
             return "Pending"
         return "Restarting" if view.epoch > 1 else "Starting" if is_placed else "Pending"
@@ -163,37 +163,27 @@ def _phase(view: View, draft: Draft) -> Phase:
 # -- conditions ------------------------------------------------------------------------------------------------
 
 
-def _facts(view: View, draft: Draft) -> tuple[Fact, ...]:
+_OF_PODS: tuple[ConditionType, ...] = ("Scheduled", "Ready", "Progressing")
+
+
+def _facts(view: View, draft: Draft) -> Iterator[Fact]:
     """All conditions, in the order of the table above."""
-    accepted = acceptance_trouble(view) or _accepted(view)
+    yield acceptance_trouble(view) or _accepted(view)
     if draft.suspension in ("no", "draining") and draft.outcome is None:
-        scheduled = scheduling_trouble(view) or _scheduled(view)
-        ready, progressing = _ready(view), _progressing(view, draft)
+        yield from (scheduling_trouble(view) or _scheduled(view), _ready(view), _progressing(view, draft))
     else:
-        scheduled = Fact(type="Scheduled", status="False", reason="NotWanted")
-        ready = Fact(type="Ready", status="False", reason="NotWanted")
-        progressing = Fact(type="Progressing", status="False", reason="NotWanted")
-    updating = Fact(
-        type="Updating",
-        status="False" if draft.updating == "UpToDate" else "True",
-        reason=draft.updating,
-        message="the head and its workers keep running until the new image has been pulled"
-        if draft.updating == "TryingImage"
-        else "",
-    )
-    stalled = Fact(type="Stalled", status="False", reason="NotStalled")
+        yield from (Fact(kind, "False", "NotWanted") for kind in _OF_PODS)
+    words = "the head and its workers keep running until the new image has been pulled"
+    is_updating, is_trying = draft.updating != "UpToDate", draft.updating == "TryingImage"
+    yield Fact("Updating", "True" if is_updating else "False", draft.updating, words if is_trying else "")
     if draft.is_stalled:
-        message = f"no frames were collected within progressDeadlineSeconds ({view.policy.progress_deadline_seconds})"
-        stalled = Fact(type="Stalled", status="True", reason="NoProgress", message=message)
-    suspended = Fact(type="Suspended", status="False", reason="Suspending")
-    if draft.suspension == "suspended":
-        suspended = Fact(type="Suspended", status="True", reason="Suspended")
-    elif draft.suspension == "no":
-        suspended = Fact(type="Suspended", status="False", reason="NotSuspended")
-    elif view.eviction and not view.job.spec.suspend:
-        suspended = Fact(type="Suspended", status="False", reason="Evicted", message=f"Kueue: {view.eviction}")
-    found = (accepted, scheduled, ready, updating, progressing, stalled, _paused(view), suspended)
-    return (*found, draft.outcome) if draft.outcome is not None else found
+        words = f"no frames were collected within progressDeadlineSeconds ({view.policy.progress_deadline_seconds})"
+        yield Fact("Stalled", "True", "NoProgress", words)
+    else:
+        yield Fact("Stalled", "False", "NotStalled")
+    yield from (_paused(view), _suspended(view, draft))
+    if draft.outcome is not None:
+        yield draft.outcome
 
 
 _BLOCKING: Mapping[ConditionType, str] = {
@@ -241,8 +231,8 @@ def _accepted(view: View) -> Fact:
             f"this operator does not know {', '.join(view.job.unknown)}; it ignores these fields and replaces no pods "
             "on template changes; upgrade the operator"
         )
-        return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
-    return Fact(type="Accepted", status="True", reason="Accepted")
+        return Fact("Accepted", "True", "UnknownFields", message)
+    return Fact("Accepted", "True", "Accepted")
 
 
 def _scheduled(view: View) -> Fact:
@@ -253,14 +243,14 @@ def _scheduled(view: View) -> Fact:
     if head is None or not head.is_scheduled or placed < wanted:
         is_head = "is" if head is not None and head.is_scheduled else "is not"
         message = f"{placed} of {wanted} workers are scheduled; the head {is_head} scheduled"
-        return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
+        return Fact("Scheduled", "False", "PodsPending", message)
     less = [
         f"{view.sizes[group.name]} of {wanted} workers of group {group.name}"
         for group in view.groups
         if view.job.queue and view.sizes[group.name] < (wanted := view.wanted_size_of(group))
     ]
     words = f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
-    return Fact(type="Scheduled", status="True", reason="AllPodsScheduled", message=words)
+    return Fact("Scheduled", "True", "AllPodsScheduled", words)
 
 
 def _ready(view: View) -> Fact:
@@ -268,48 +258,47 @@ def _ready(view: View) -> Fact:
         # The message includes how the last head ended.
         head = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
         if head is None:
-            return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head is not ready yet")
+            return Fact("Ready", "False", "HeadNotReady", "the head is not ready yet")
         reason = "HeadBlocked" if head.is_blocked else "HeadFailed"
-        return Fact(type="Ready", status="False", reason=reason, message=how_it_ended(head))
+        return Fact("Ready", "False", reason, how_it_ended(head))
     ready, wanted = sum(view.ready(group.name) for group in view.groups), sum(view.sizes.values())
     newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
     failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.is_blocked or pod.failures)]
     ended = next((pod for pod in failed if pod.is_terminal), None)
     message = f"{ready} of {wanted} workers are ready" + (f"; {how_it_ended(ended)}" if ended is not None else "")
     if view.has_enough:
-        return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
+        return Fact("Ready", "True", "EnoughWorkers", message)
     # The next attempt is delayed or not ready: the failed predecessor is the reason.
     reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
-    return Fact(type="Ready", status="False", reason=reason, message=message)
+    return Fact("Ready", "False", reason, message)
 
 
 def _progressing(view: View, draft: Draft) -> Fact:
-    head = view.live_head
+    head, answer, before = view.live_head, view.answer, find(view.job.status, "Progressing")
     if draft.suspension == "draining":
-        return Fact(type="Progressing", status="False", reason="Draining")
+        return Fact("Progressing", "False", "Draining")
     if head is None or not head.is_ready:
-        return Fact(type="Progressing", status="False", reason="NotReady", message="the head is not ready yet")
+        return Fact("Progressing", "False", "NotReady", "the head is not ready yet")
     if view.state.is_silent:
         return _head_silent(view, head)
     if progress.pause_reason(view):
-        return Fact(type="Progressing", status="False", reason="Paused")
+        return Fact("Progressing", "False", "Paused")
     if progress.is_all_collected(view):
-        message = "all frames are collected; waiting for learners to acknowledge the rest"
-        return Fact(type="Progressing", status="False", reason="Draining", message=message)
-    if view.answer is not None and view.answer.is_queue_full:
-        message = "the queue is full; workers wait for a learner to take a batch"
-        return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
-    answer, until, before = view.answer, progress.moving_until(view), find(view.job.status, "Progressing")
+        words = "all frames are collected; waiting for learners to acknowledge the rest"
+        return Fact("Progressing", "False", "Draining", words)
+    if answer is not None and answer.is_queue_full:
+        words = "the queue is full; workers wait for a learner to take a batch"
+        return Fact("Progressing", "True", "WaitingForConsumer", words)
     if answer is None and before is not None:
         # The head was not polled yet.
         return _as_before(before)
+    until, troubles = progress.moving_until(view), answer.troubles if answer is not None else {}
     if until is None or view.now >= until:
-        message = answer.troubles.get("Failed", "") if answer is not None else ""
-        return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+        return Fact("Progressing", "False", "NoFrames", troubles.get("Failed", ""))
     for reason in ("EnvironmentsFailing", "WeightsMissing"):
-        if answer is not None and reason in answer.troubles:
-            return Fact(type="Progressing", status="True", reason=reason, message=answer.troubles[reason])
-    return Fact(type="Progressing", status="True", reason="FramesCollected")
+        if reason in troubles:
+            return Fact("Progressing", "True", reason, troubles[reason])
+    return Fact("Progressing", "True", "FramesCollected")
 
 
 def _head_silent(view: View, head: Pod) -> Fact:
@@ -320,26 +309,34 @@ def _head_silent(view: View, head: Pod) -> Fact:
             "operator replaces the Secret within five minutes, and the head picks it up without a restart. If this "
             f"lasts, run kubectl delete secret {secret} -n {view.job.namespace}"
         )
-        return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
+        return Fact("Progressing", "Unknown", "TokenRefused", message)
     message = f"the operator leaves the job alone until {head.name} answers: {view.state.silence}"
-    return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
+    return Fact("Progressing", "Unknown", "ControlPlaneUnreachable", message)
 
 
 def _as_before(condition: Condition) -> Fact:
-    return Fact(type=condition.type, status=condition.status, reason=condition.reason, message=condition.message)
+    return Fact(condition.type, condition.status, condition.reason, condition.message)
 
 
 def _paused(view: View) -> Fact:
-    reason = progress.pause_reason(view)
-    if not reason and view.answer is None and not view.job.spec.paused:
-        # A silent head may still be paused by a lease: keep the previous condition.
-        before = find(view.job.status, "Paused")
-        if before is not None and before.reason == "API" and view.live_head is not None:
-            return _as_before(before)
+    reason, answer, before = progress.pause_reason(view), view.answer, find(view.job.status, "Paused")
     if reason:
-        words = view.answer.troubles.get("WeightsMissing", "") if view.answer is not None and reason == "API" else ""
-        return Fact(type="Paused", status="True", reason=reason, message=words or _PAUSES[reason])
-    return Fact(type="Paused", status="False", reason="NotPaused")
+        words = answer.troubles.get("WeightsMissing", "") if answer is not None and reason == "API" else ""
+        return Fact("Paused", "True", reason, words or _PAUSES[reason])
+    if answer is None and before is not None and before.reason == "API" and view.live_head is not None:
+        # A silent head may still be paused by a lease: keep the previous condition.
+        return _as_before(before)
+    return Fact("Paused", "False", "NotPaused")
+
+
+def _suspended(view: View, draft: Draft) -> Fact:
+    if draft.suspension == "suspended":
+        return Fact("Suspended", "True", "Suspended")
+    if draft.suspension == "no":
+        return Fact("Suspended", "False", "NotSuspended")
+    if view.eviction and not view.job.spec.suspend:
+        return Fact("Suspended", "False", "Evicted", f"Kueue: {view.eviction}")
+    return Fact("Suspended", "False", "Suspending")
 
 
 # -- events ----------------------------------------------------------------------------------------------------
