@@ -133,6 +133,18 @@ class JobRecord:
         return tuple(self.pod_index.pods.values())
 
     @property
+    def heads(self) -> tuple[Pod, ...]:
+        """Head pods, the newest last."""
+        heads = (pod for pod in self.pod_index.others.values() if pod.role == "head")
+        return tuple(sorted(heads, key=lambda pod: pod.epoch))
+
+    @property
+    def live_head(self) -> Pod | None:
+        """The newest head, if it is live."""
+        newest = self.heads[-1:]
+        return newest[0] if newest and newest[0].is_live else None
+
+    @property
     def children(self) -> dict[tuple[str, str], str]:
         """Digests of the job's children other than pods, by (kind, name); for a Workload, of the quota that it
         requests.

@@ -5,7 +5,6 @@ delays no other job, and a pod never waits for a counter.
 """
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
@@ -15,7 +14,7 @@ from datetime import UTC, datetime
 import structlog
 
 from cormorant_operator import errors, names
-from cormorant_operator.cache import Cache, PodIndex
+from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import DrainHead, JobEvent, Plan, SetDesired
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import event, refused_status
@@ -25,13 +24,14 @@ from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import HeadState, JobState
 from cormorant_operator.kube.client import KubeClient, ListedKind, Purpose, purpose
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.pods import Pod
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _TICK_S = 0.5
+_QUICK_RESYNC_S, _FULL_RESYNC = 300.0, 12
+"""Interval of listing the first page of each kind, which shows objects that watches missed; every twelfth time, all."""
 _REMAKE_S = 30.0
 """Minimum interval between attempts to recreate a token Secret."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
@@ -178,23 +178,21 @@ class Controller:
 
     async def _resync_forever(self) -> None:
         loop, quick_resyncs = asyncio.get_running_loop(), 0
-        quick_at = loop.time() + self._defaults.quick_resync_s * random.uniform(0.9, 1.1)
+        quick_at = loop.time() + _QUICK_RESYNC_S
         while True:
-            retry_s = self._defaults.resync_retry_s * random.uniform(0.9, 1.1)
-            wait_s = retry_s if self.lost or self._wanted else quick_at - loop.time()
+            wait_s = self._defaults.resync_retry_s if self.lost or self._wanted else quick_at - loop.time()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
             wanted, self._wanted = self._wanted | self.lost.keys(), set()
             self._is_resync_wanted.clear()
-            if is_due := loop.time() >= quick_at:
-                quick_at = loop.time() + self._defaults.quick_resync_s * random.uniform(0.9, 1.1)
-                quick_resyncs = (quick_resyncs + 1) % (self._defaults.quick_resyncs + 1)
-                if quick_resyncs == 0:
-                    wanted, is_due = set(self._namespaces), False
+            if is_quick := loop.time() >= quick_at:
+                quick_at = loop.time() + _QUICK_RESYNC_S
+                quick_resyncs += 1
+                if quick_resyncs % _FULL_RESYNC == 0:
+                    wanted, is_quick = set(self._namespaces), False
             try:
-                if wanted:
-                    await self.resync(wanted)
-                if is_due:
+                await self.resync(wanted)
+                if is_quick:
                     await self.resync(is_quick=True)
             except errors.OperatorError as error:
                 self._wanted |= wanted or set(self._namespaces)
@@ -240,7 +238,7 @@ class Controller:
     async def _decide(self, job: Job) -> None:
         uid, now = job.uid, now_utc()
         if uid not in self._states:
-            head = _live_head(self.cache.record(uid).pod_index)
+            head = self.cache.record(uid).live_head
             # A head that is ready has mounted the Secret.
             self._states[uid] = JobState(led_since=now, has_tokens=head is not None and head.is_ready)
         state = self._states[uid]
@@ -297,7 +295,7 @@ class Controller:
             state.told, state.is_answer_due = words, True
             self.heads_due.add(job.uid, after_s=after_s)
             return
-        head = _live_head(self.cache.record(job.uid).pod_index)
+        head = self.cache.record(job.uid).live_head
         age_s = asyncio.get_running_loop().time() - state.polled_at if state.polled_at is not None else plan.poll_s
         is_new = head is not None and head.uid != state.polled_pod
         self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
@@ -310,7 +308,7 @@ class Controller:
     # -- one head ----------------------------------------------------------------------------------------------
 
     async def _poll(self, uid: str) -> None:
-        job, head = self.cache.job(uid), _live_head(self.cache.record(uid).pod_index)
+        job, head = self.cache.job(uid), self.cache.record(uid).live_head
         state = self._states.get(uid)
         if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return
@@ -341,8 +339,3 @@ class Controller:
         state.poll_s = poll_s
         if poll_s is None:
             state.polled_at = None
-
-
-def _live_head(pod_index: PodIndex) -> Pod | None:
-    heads = [pod for pod in pod_index.others.values() if pod.role == "head" and pod.is_live]
-    return max(heads, key=lambda pod: pod.epoch, default=None)

@@ -21,16 +21,15 @@ COUNTERS_SHARE = 0.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
+    """Values of the command line, which `_parser` describes."""
+
     key: bytes = field(repr=False)
     """Job tokens are derived from it; it must never change, and is the same for all replicas."""
     defaults: "OperatorDefaults"
     namespaces: tuple[str, ...]
-    """Namespaces to watch; empty: all."""
     selector: str
-    """Label selector of the jobs to manage; empty: all."""
     head_url: str
     head_ca_file: Path | None
-    """File of authorities for heads' certificates, in addition to the system's."""
     lease: tuple[str, str] | None
     """Namespace and name of the Lease; None: no leader election."""
     identity: str
@@ -38,25 +37,22 @@ class Settings:
     requests_per_s: float
     request_burst: int
     log_level: str
-    """Lowest level to log."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDefaults:
+    """What decisions read of the command line, and intervals."""
+
     image: str = "cormorant:dev"
-    """Image of jobs that do not set `spec.image`."""
     cuda_image: str = ""
     """Image of these jobs' workers with a device; empty: `image`."""
     image_pull_secrets: tuple[str, ...] = ()
-    """Names of Secrets, in each job's namespace."""
     has_fixed_user: bool = True
     """Pods run as user 65532. Off on platforms that assign users per namespace, such as OpenShift."""
     architectures: tuple[str, ...] = ()
     """CPU architectures of `image` (label kubernetes.io/arch); empty: unknown."""
     has_image_volumes: bool = False
-    """The cluster mounts images as volumes; otherwise an init container copies `spec.code.image`."""
     has_network_policies: bool = False
-    """Each job gets a NetworkPolicy."""
     has_pod_groups: bool = False
     """The API server serves PodGroups: each job without a queue gets one. Found out by the controller."""
     poll_s: float = 15.0
@@ -67,10 +63,6 @@ class OperatorDefaults:
     """Minimum interval between counter-only status writes of one job; `for_jobs` stretches it."""
     counters_per_s: float = 42.5
     """Budget of counter-only status writes per second, for all jobs."""
-    quick_resync_s: float = 300.0
-    """Interval of listing the first page of each kind, which shows objects that watches missed."""
-    quick_resyncs: int = 11
-    """Quick resyncs between two full ones."""
     resync_retry_s: float = 10.0
     """Delay after a failed resync."""
     stood_still_s: float = 10.0
