@@ -21,7 +21,7 @@ from cormorant_operator.job_state import JobState, RefusalKind, Verdict
 from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, controller_uid, read_node, write_time
-from cormorant_operator.render.children import derive, secret, tokens_owner
+from cormorant_operator.render.children import secret, tokens_owner
 from cormorant_operator.workload import read_flavor
 
 log = structlog.get_logger()
@@ -63,12 +63,10 @@ class Executor:
                     await self._create_tokens(job, action, state)
                 case plan.CreatePod():
                     await self._create_pod(job, action)
-                case plan.DeletePod():
-                    await self._delete_pod(job, action)
+                case plan.Delete():
+                    await self._delete(job, action)
                 case plan.MarkPod():
                     await self._mark(job, action)
-                case plan.DeleteChild():
-                    await self._delete_child(job, action.kind, action.name)
                 case plan.ReadQueueObject():
                     await self._read_queue_object(action, state)
                 case plan.PatchWorkload():
@@ -154,18 +152,19 @@ class Executor:
         else:
             log.info("pod_created", pod=name, namespace=job.namespace)
 
-    async def _delete_pod(self, job: Job, action: plan.DeletePod) -> None:
-        pod = action.pod
+    async def _delete(self, job: Job, action: plan.Delete) -> None:
+        kind, name, uid = action.kind, action.name, action.uid
         try:
-            left = await self._api.delete("Pod", namespace=job.namespace, name=pod.name, preconditions={"uid": pod.uid})
-        except errors.KubeNotFound:
-            self._cache.forget(pod.uid)
+            left = await self._api.delete(kind, namespace=job.namespace, name=name, preconditions={"uid": uid})
+        except (errors.KubeNotFound, errors.KubeConflict):
+            # Others deleted it, and may have made another of its name.
+            self._cache.forget(uid)
             return
-        log.info("pod_deleted", pod=pod.name, namespace=job.namespace, reason=action.why)
+        log.info("deleted", kind=kind, name=name, namespace=job.namespace, reason=action.why)
         if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
             self._cache.see(left)
         else:
-            self._cache.forget(pod.uid)
+            self._cache.forget(uid)
 
     async def _mark(self, job: Job, action: plan.MarkPod) -> None:
         value = write_time(action.at) if action.at is not None else None
@@ -239,9 +238,9 @@ class Executor:
         The claim, a ConfigMap, proves later that the Secret is the job's own, even if the operator restarts between
         the two requests.
         """
-        tokens, name = derive(self._key, uid=job.uid), tokens_secret(job.name)
+        name = tokens_secret(job.name)
         try:
-            await self._api.create(secret(job, tokens), is_dry_run=True)
+            await self._api.create(secret(job, self._key), is_dry_run=True)
         except errors.AlreadyExists as conflict:
             if action.claim is not None:
                 # The operator may not read its owner. The Secret of an earlier job is deleted within seconds.
@@ -267,16 +266,8 @@ class Executor:
             except errors.AlreadyExists:
                 owner = await self._get_own(job, "ConfigMap", manifest["metadata"]["name"])
             with suppress(errors.AlreadyExists):
-                await self._api.create(secret(job, tokens, owner=owner))
+                await self._api.create(secret(job, self._key, owner=owner))
         state.has_tokens = True
-
-    async def _delete_child(self, job: Job, kind: str, name: str) -> None:
-        members = self._cache.record(job.uid).members.items()
-        for uid in [uid for uid, member in members if (member.kind, member.name) == (kind, name)]:
-            # Not all kinds are watched: others may have deleted it, and made another of its name.
-            with suppress(errors.KubeNotFound, errors.KubeConflict):
-                await self._api.delete(kind, namespace=job.namespace, name=name, preconditions={"uid": uid})
-            self._cache.forget(uid)
 
     async def _check_node(self, job: Job, name: str, state: JobState) -> None:
         at = self._clock()

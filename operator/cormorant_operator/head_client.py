@@ -14,7 +14,7 @@ from cormorant_operator.errors import HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HeadAnswer, Waits
 from cormorant_operator.pods import Pod
-from cormorant_operator.render.children import derive
+from cormorant_operator.render.children import token
 from cormorant_operator.settings import DEFAULT_URL
 
 T = TypeVar("T", bound=BaseModel)
@@ -95,7 +95,7 @@ class HeadClient:
             "job": job.name,
         }
         url, request = self._url.format(**place) + path, f"{method} {path}"
-        headers = {"Authorization": f"Bearer {derive(self._key, uid=job.uid).operator}"}
+        headers = {"Authorization": f"Bearer {token(self._key, uid=job.uid, role='operator')}"}
         try:
             async with self._session.request(
                 method,

@@ -58,10 +58,6 @@ class HeadAnswer:
     """Set for jobs with an autoscaled group while every worker is ready."""
 
 
-POD_OWNER = "pod/"
-"""Prefix of the keys of refusals about existing pods."""
-
-
 class RefusalKind(Enum):
     """Why the API server rejected a request."""
 
@@ -121,7 +117,7 @@ class JobState:
     refused_since: datetime | None = None
     """Since when the head has rejected it, or since the Secret was replaced if that was later."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
-    """Last refusal by group, "head" or kind, until a request succeeds."""
+    """Last refusal by group, "head", kind, or kind and name of what exists, until a request succeeds."""
     nodes: dict[str, NodeFact] = field(default_factory=dict)
     """Checked nodes, by name."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)

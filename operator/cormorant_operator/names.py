@@ -62,6 +62,10 @@ def canary_pod(job: str, uid: str, template: str) -> str:
     return f"{job}-canary-{_short(f'{uid}/{template}', 8)}"
 
 
+def config_map(job: str, config: str) -> str:
+    return f"{job}-config-{config}"
+
+
 def head_service(job: str) -> str:
     return f"{job}-head"
 

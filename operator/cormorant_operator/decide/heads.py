@@ -22,12 +22,11 @@ from typing import Any
 
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
-from cormorant_operator.decide.plan import CheckNode, CreatePod, DeletePod, Draft, DrainHead, MarkPod
+from cormorant_operator.decide.plan import CheckNode, CreatePod, Draft, DrainHead, MarkPod, delete_pod
 from cormorant_operator.decide.progress import frames_settled
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import RESET_AFTER_S, Pod, next_attempt_at
-from cormorant_operator.render.children import config_map
 from cormorant_operator.render.pods import PodOrigin, head_pod
 
 _CANARY_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
@@ -55,7 +54,7 @@ def plan_head(view: View, draft: Draft) -> None:
         ):
             if _is_image_verified(view, draft, live):
                 draft.updating = "ReplacingHead"
-                draft.actions.append(DeletePod(pod=live, why="its template changed"))
+                draft.actions.append(delete_pod(live, "its template changed"))
                 return
             draft.updating = "TryingImage"
         draft.dues += [tidy_at] if tidy_at is not None else []
@@ -83,14 +82,12 @@ def plan_head(view: View, draft: Draft) -> None:
 
 def render_head(view: View, *, epoch: int) -> Manifest:
     origin = PodOrigin(
-        template=view.job.templates.head,
         base_image=view.job.spec.image or view.defaults.image,
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
         placement=view.placement(HEAD),
         gang=view.gang,
     )
-    config = config_map(view.job, digest=view.job.templates.config)["metadata"]["name"]
     answer = view.state.answer
     return head_pod(
         view.job,
@@ -100,7 +97,6 @@ def render_head(view: View, *, epoch: int) -> Manifest:
         # Unacknowledged frames are lost with their head; the next one collects them again.
         floor_frames=frames_settled(view),
         version=max(view.job.status.weights.version, answer.version if answer is not None else 0),
-        config=config,
     )
 
 
@@ -122,19 +118,19 @@ def _tidy(view: View, draft: Draft) -> datetime | None:
     live, earlier = view.live_head, view.heads[:-1]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
     over = [pod for pod in earlier if pod.is_live] + ended[:-1]
-    draft.actions += [DeletePod(pod=pod, why="a newer head took over") for pod in over]
+    draft.actions += [delete_pod(pod, "a newer head took over") for pod in over]
     until = None
     if ended and ended[-1].has_sidecar:
         # Its failure count is in the annotations of its successor.
-        draft.actions.append(DeletePod(pod=ended[-1], why="it ended but its sidecar is still running"))
+        draft.actions.append(delete_pod(ended[-1], "it ended but its sidecar is still running"))
     elif ended and live is not None and live.ready_since is not None:
         until = view.after(live.ready_since, RESET_AFTER_S)
         if view.now >= until:
             until = None
-            draft.actions.append(DeletePod(pod=ended[-1], why="its successor is healthy"))
+            draft.actions.append(delete_pod(ended[-1], "its successor is healthy"))
     wanted = _canary_of(view) if live is not None and live.template != view.job.templates.head else None
     draft.actions += [
-        DeletePod(pod=pod, why="its image was verified")
+        delete_pod(pod, "its image was verified")
         for pod in view.canaries
         if pod is not wanted and not pod.is_terminating
     ]
@@ -160,7 +156,7 @@ def _is_image_verified(view: View, draft: Draft, live: Pod) -> bool:
         if again > view.now:
             draft.dues.append(again)
         else:
-            draft.actions.append(DeletePod(pod=canary, why="it never started"))
+            draft.actions.append(delete_pod(canary, "it never started"))
     return False
 
 
@@ -212,7 +208,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
         if is_wanted:
             draft.suspension = "deleting" if view.has_pods else "suspended"
             _delete_all(view, draft, "head", "worker", "canary")
-            _check_nodes(view, draft, view.pods)
+            _check_nodes(view, draft, view.record.pods)
     elif head.draining_since is None and is_wanted and head.is_ready:
         draft.suspension = "draining"
         draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]
@@ -232,5 +228,5 @@ def plan_suspension(view: View, draft: Draft) -> None:
 
 def _delete_all(view: View, draft: Draft, *roles: str) -> None:
     why = "the job is suspended" if view.job.spec.suspend else "Kueue evicted the job"
-    going = (pod for pod in view.pods if pod.role in roles and not pod.is_terminating)
-    draft.actions += [DeletePod(pod=pod, why=why) for pod in going]
+    going = (pod for pod in view.record.pods if pod.role in roles and not pod.is_terminating)
+    draft.actions += [delete_pod(pod, why) for pod in going]

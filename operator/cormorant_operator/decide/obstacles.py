@@ -8,7 +8,7 @@ from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Fact
-from cormorant_operator.job_state import POD_OWNER, RefusalKind
+from cormorant_operator.job_state import RefusalKind
 from cormorant_operator.pods import Obstacle, Pod
 from cormorant_operator.render.children import budgets, certificates
 
@@ -142,13 +142,11 @@ def _is_missing(view: View, owner: str) -> bool:
         return view.live_head is not None and view.live_head.template != view.job.templates.head
     if owner == "Pod":
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
-    if owner.startswith(POD_OWNER):
-        return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.pods)
     if owner in _QUEUE_KINDS:
         return bool(view.job.queue)
     kind, _, name = owner.partition("/")
     if name:
-        return (kind, name) in view.children
+        return any((member.kind, member.name) == (kind, name) for member in view.record.members.values())
     if kind in ("Certificate", "PodDisruptionBudget", "PodGroup"):
         # The manifest may ask for none by now.
         asked = (*certificates(view.job), *budgets(view.job, workers=1), *view.pod_groups)

@@ -8,7 +8,6 @@ from typing import Literal, TypeAlias
 from cormorant_contract.rest.control import Desired
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Fact
-from cormorant_operator.job_state import POD_OWNER
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod
 from cormorant_operator.workload import Workload
@@ -50,10 +49,14 @@ class CreatePod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeletePod:
-    """Delete the pod with this uid, with its grace period."""
+class Delete:
+    """Delete the object with this uid: a pod, with its grace period; an unused ConfigMap; an unwanted
+    PodDisruptionBudget or PodGroup; the Workload of a job that needs no quota.
+    """
 
-    pod: Pod
+    kind: str
+    name: str
+    uid: str
     why: str
 
 
@@ -65,16 +68,6 @@ class MarkPod:
     annotation: str
     at: datetime | None
     """None: remove the annotation."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteChild:
-    """Delete an unused ConfigMap, an unwanted PodDisruptionBudget or PodGroup, or the Workload of a job that needs no
-    quota.
-    """
-
-    kind: Literal["ConfigMap", "PodDisruptionBudget", "PodGroup", "Workload"]
-    name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,14 +111,17 @@ class DeleteJob:
     """Delete the job itself, because its ttlSecondsAfterFinished elapsed."""
 
 
+def delete_pod(pod: Pod, why: str) -> Delete:
+    return Delete(kind="Pod", name=pod.name, uid=pod.uid, why=why)
+
+
 Action: TypeAlias = (
     CheckTemplate
     | ApplyChild
     | CreateTokens
     | CreatePod
-    | DeletePod
+    | Delete
     | MarkPod
-    | DeleteChild
     | SetDesired
     | DrainHead
     | CheckNode
@@ -149,12 +145,10 @@ def refusal_of(action: Action) -> tuple[str, str]:
             return kind, f"{kind} {action.manifest['metadata']['name']}: "
         case CreateTokens():
             return "Secret", "token Secret: "
-        case DeletePod():
-            return f"{POD_OWNER}{action.pod.name}", f"cannot delete pod {action.pod.name}: "
-        case MarkPod():
-            return f"{POD_OWNER}{action.pod.name}", f"cannot annotate pod {action.pod.name}: "
-        case DeleteChild():
+        case Delete():
             return f"{action.kind}/{action.name}", f"cannot delete {action.kind} {action.name}: "
+        case MarkPod():
+            return f"Pod/{action.pod.name}", f"cannot annotate pod {action.pod.name}: "
         case ReadQueueObject():
             return action.kind, f"cannot read {action.kind} {action.name}: "
         case PatchWorkload():

@@ -13,7 +13,7 @@ from typing import Any
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.heads import render_head
-from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, PatchWorkload, QueueKind, ReadQueueObject
+from cormorant_operator.decide.plan import Action, ApplyChild, Delete, PatchWorkload, QueueKind, ReadQueueObject
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import render_worker
 from cormorant_operator.job import find, is_true
@@ -34,9 +34,9 @@ def queue_actions(view: View) -> Iterator[Action]:
         return
     if not queue or (view.job.spec.suspend and not view.job.is_over):
         if found is not None and (not queue or not view.has_pods):
-            yield DeleteChild(kind="Workload", name=found.name)
+            yield Delete(kind="Workload", name=found.name, uid=found.uid, why="the job needs no quota")
     elif view.job.is_over:
-        uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.pods)
+        uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.record.pods)
         if found is not None and not found.holds("Finished") and not uses_quota:
             is_completed = is_true(status, "Completed")
             ended = find(status, "Completed" if is_completed else "Failed")

@@ -25,7 +25,7 @@ from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 from cormorant_operator.settings import OperatorDefaults
 
-_CHANGES = (plan.DeletePod, plan.MarkPod, plan.DeleteChild, plan.DeleteJob)
+_CHANGES = (plan.Delete, plan.MarkPod, plan.DeleteJob)
 
 
 def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> plan.Plan:
@@ -67,7 +67,7 @@ def _decide(view: View) -> plan.Plan:
         draft.is_stalled = True
         draft.head_restarts += head.stalled_since is None
         draft.actions.append(plan.MarkPod(pod=head, annotation=names.STALLED, at=view.now))
-        draft.actions += [plan.DeletePod(pod=pod, why="the job stalled") for pod in view.pods if pod.is_live]
+        draft.actions += [plan.delete_pod(pod, "the job stalled") for pod in view.record.pods if pod.is_live]
         draft.dues.append(view.now)
         return _plan(view, draft)
     if _is_unclaimed(view):
@@ -95,18 +95,18 @@ def _clean_up(view: View) -> plan.Plan:
     # Keep an ended head for its log; delete one that still occupies a node.
     going = [
         pod
-        for pod in view.pods
+        for pod in view.record.pods
         if not pod.is_terminating
         and policy.clean_pod_policy != "None"
         and (pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar)
     ]
-    orders = [plan.DeletePod(pod=pod, why="the job has ended") for pod in going]
+    orders = [plan.delete_pod(pod, "the job has ended") for pod in going]
     return plan.Plan(actions=(*orders, *queue_actions(view)), due=over)
 
 
 def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
     """Create, correct or delete Services, policies, ConfigMap and Secret where they differ, for the head in `draft`."""
-    config = config_map(view.job, digest=view.job.templates.config)
+    config = config_map(view.job)
     is_unclaimed = _is_unclaimed(view)
     # The operator cannot read the Secret; creating an existing one is harmless. A pod whose Secret is missing waits for
     # its volume, and no condition of a head's pod reports that.
@@ -131,25 +131,25 @@ def _children(view: View, draft: plan.Draft) -> Iterator[plan.Action]:
             wanted += budgets(view.job, workers=sum(view.sizes.values()))
     keys = set()
     for manifest in wanted:
-        kind, name = key = manifest["kind"], manifest["metadata"]["name"]
+        key = manifest["kind"], manifest["metadata"]["name"]
         keys.add(key)
-        if view.children.get(key) != digest_of(manifest) and view.refused_until(kind) is None:
+        if view.children.get(key) != digest_of(manifest) and view.refused_until(manifest["kind"]) is None:
             yield plan.ApplyChild(manifest=manifest)
     live = view.live_head
-    is_current = live is not None and live.template == view.job.templates.head
-    for kind, name in sorted(view.children.keys() - keys):
-        if kind == "ConfigMap" and is_current:
-            yield plan.DeleteChild(kind="ConfigMap", name=name)
-        elif kind == "PodDisruptionBudget" and draft.epoch and not is_unclaimed:
-            yield plan.DeleteChild(kind="PodDisruptionBudget", name=name)
-        elif kind == "PodGroup" and view.defaults.has_pod_groups:
-            yield plan.DeleteChild(kind="PodGroup", name=name)
+    may_go = {
+        "ConfigMap": live is not None and live.template == view.job.templates.head,
+        "PodDisruptionBudget": draft.epoch and not is_unclaimed,
+        "PodGroup": view.defaults.has_pod_groups,
+    }
+    for uid, child in view.record.members.items():
+        if may_go.get(child.kind) and (child.kind, child.name) not in keys:
+            yield plan.Delete(kind=child.kind, name=child.name, uid=uid, why="it is not used any more")
 
 
 def _is_unclaimed(view: View) -> bool:
     """Whether nothing of the job was created yet, so that an existing Secret of its name is not its own."""
     has_config = any(kind == "ConfigMap" for kind, _ in view.children)
-    return not (has_config or view.pods or view.job.status.epoch)
+    return not (has_config or view.record.pods or view.job.status.epoch)
 
 
 def _checks(view: View) -> Iterator[plan.Action]:

@@ -46,8 +46,7 @@ class View:
     @cached_property
     def heads(self) -> tuple[Pod, ...]:
         """Head pods, the newest last."""
-        heads = (pod for pod in self.record.pod_index.others.values() if pod.role == "head")
-        return tuple(sorted(heads, key=lambda pod: pod.epoch))
+        return self.record.heads
 
     @property
     def canaries(self) -> tuple[Pod, ...]:
@@ -57,11 +56,10 @@ class View:
     def newest_head(self) -> Pod | None:
         return self.heads[-1] if self.heads else None
 
-    @property
+    @cached_property
     def live_head(self) -> Pod | None:
         """The newest head, if it is live."""
-        newest = self.newest_head
-        return newest if newest is not None and newest.is_live else None
+        return self.record.live_head
 
     @property
     def epoch(self) -> int:
@@ -228,10 +226,6 @@ class View:
         return {group.name: min(self.sizes[group.name], max(1, group.min_replicas or 1)) for group in self.groups}
 
     @cached_property
-    def pods(self) -> tuple[Pod, ...]:
-        return self.record.pods
-
-    @cached_property
     def children(self) -> Mapping[tuple[str, str], str]:
         """Digests of the job's other objects, by (kind, name)."""
         return self.record.children
@@ -371,7 +365,7 @@ class View:
     @property
     def has_pods(self) -> bool:
         """Whether a pod exists on a reachable node; one on a lost node may stay listed forever."""
-        return any(not self.is_lost(pod) for pod in self.pods)
+        return any(not self.is_lost(pod) for pod in self.record.pods)
 
     def is_lost(self, pod: Pod) -> bool:
         """Whether a pod's node is known to be lost, so that its end is never confirmed."""

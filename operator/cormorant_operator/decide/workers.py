@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
-from cormorant_operator.decide.plan import CreatePod, DeletePod, Draft, MarkPod
+from cormorant_operator.decide.plan import CreatePod, Draft, MarkPod, delete_pod
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod, Slot
@@ -38,14 +38,13 @@ def plan_workers(view: View, draft: Draft) -> None:
         plan.add(group)
     for name, pods in view.examined_workers.items():
         if name not in view.sizes:
-            draft.actions += [DeletePod(pod=pod, why="its group was removed") for pod in pods if not pod.is_terminating]
+            draft.actions += [delete_pod(pod, "its group was removed") for pod in pods if not pod.is_terminating]
 
 
 def render_worker(view: View, group: WorkerGroup) -> Manifest:
     """A worker pod of a group with the current template."""
     image = view.job.spec.image
     origin = PodOrigin(
-        template=view.job.templates.worker(group),
         base_image=image or view.base_image,
         cuda_image="" if image else view.cuda_image,
     )
@@ -74,8 +73,8 @@ class _WorkerPlan:
             live, (over, until) = slot.live, slot.leftovers(view.now)
             # Pods that returned with a node that counted as lost.
             superseded = [pod for pod in slot.pods if pod.is_live and pod is not live]
-            draft.actions += [DeletePod(pod=pod, why="a newer attempt fills its slot") for pod in superseded]
-            draft.actions += [DeletePod(pod=pod, why="its successor is running") for pod in over]
+            draft.actions += [delete_pod(pod, "a newer attempt fills its slot") for pod in superseded]
+            draft.actions += [delete_pod(pod, "its successor is running") for pod in over]
             draft.dues += [until] if until is not None else []
             if live is None:
                 if self.may_create and is_proven:
@@ -92,7 +91,7 @@ class _WorkerPlan:
             if not is_foreign and live.is_ready:
                 outdated.append(live)
             else:
-                draft.actions.append(DeletePod(pod=live, why="its template changed"))
+                draft.actions.append(delete_pod(live, "its template changed"))
         if self.may_update and is_proven and not view.job.unknown:
             for build in view.counted[group.name]:
                 outdated += view.record.pod_index.healthy[build].values() if build.template != template else ()
@@ -101,7 +100,7 @@ class _WorkerPlan:
         # At most `may_go` of them, lowest indices first.
         for pod in heapq.nsmallest(self.may_go, outdated, key=lambda pod: pod.index):
             self.may_go -= 1
-            draft.actions.append(DeletePod(pod=pod, why="its template changed"))
+            draft.actions.append(delete_pod(pod, "its template changed"))
 
     def _fill(self, group: WorkerGroup, slot: Slot) -> None:
         view, template, newest = self.view, self.view.job.templates.worker(group), slot.newest
@@ -112,7 +111,6 @@ class _WorkerPlan:
             return
         self.creates_left -= 1
         origin = PodOrigin(
-            template=template,
             base_image=view.base_image,
             cuda_image=view.cuda_image,
             failures=slot.failures(template),
@@ -131,12 +129,12 @@ class _WorkerPlan:
             if pod.is_terminating:
                 continue
             if not pod.is_ready or view.live_head is None or _is_released(view, group):
-                draft.actions.append(DeletePod(pod=pod, why="its group was scaled down"))
+                draft.actions.append(delete_pod(pod, "its group was scaled down"))
             elif pod.retiring_since is None:
                 draft.is_urgent = True
                 draft.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))
             elif view.now >= (until := view.drained_by(pod.retiring_since)):
-                draft.actions.append(DeletePod(pod=pod, why="it did not finish its batch in time"))
+                draft.actions.append(delete_pod(pod, "it did not finish its batch in time"))
             else:
                 draft.is_urgent = True
                 draft.dues.append(until)

@@ -5,7 +5,6 @@ import hashlib
 import hmac
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_contract.children import (
@@ -124,11 +123,12 @@ def certificates(job: Job) -> list[Manifest]:
     return [child(job, "Certificate", name, {"spec": spec}, api_version="cert-manager.io/v1")]
 
 
-def config_map(job: Job, *, digest: str) -> Manifest:
+def config_map(job: Job) -> Manifest:
+    """The ConfigMap with the manifest that a head reads at its start; another manifest has another name."""
     metadata = json.dumps({"name": job.name, "namespace": job.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
-    return child(job, "ConfigMap", f"{job.name}-config-{digest}", {"data": {"job.yaml": text}})
+    return child(job, "ConfigMap", names.config_map(job.name, job.templates.config), {"data": {"job.yaml": text}})
 
 
 def tokens_owner(job: Job) -> Manifest:
@@ -140,37 +140,23 @@ def tokens_owner(job: Job) -> Manifest:
     return owner
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tokens:
-    """One token per role, and the token of the Ray cluster."""
-
-    read: str = field(repr=False)
-    write: str = field(repr=False)
-    operator: str = field(repr=False)
-    ray: str = field(repr=False)
-
-
-def derive(key: bytes, *, uid: str) -> Tokens:
-    """The tokens of the job with this uid, from the operator's key: a restarted operator need not read Secrets. A
-    recreated job of the same name has others.
+def token(key: bytes, *, uid: str, role: str) -> str:
+    """Token of a role ("read", "write", "operator") or of the Ray cluster ("ray") for the job with this uid, from the
+    operator's key: a restarted operator need not read Secrets. A recreated job of the same name has others.
     """
-
-    def token(role: str) -> str:
-        raw = hmac.digest(key, f"{uid}/{role}".encode(), hashlib.sha256)
-        return base64.urlsafe_b64encode(raw).decode().rstrip("=")
-
-    return Tokens(read=token("read"), write=token("write"), operator=token("operator"), ray=token("ray"))
+    raw = hmac.digest(key, f"{uid}/{role}".encode(), hashlib.sha256)
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
-def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) -> Manifest:
-    """The Secret with the job's tokens: one key per role, and the file that the head reads. `owner`: the ConfigMap of
-    `tokens_owner` as it exists; None: the job.
+def secret(job: Job, key: bytes, *, owner: Mapping[str, Any] | None = None) -> Manifest:
+    """The Secret with the job's tokens: one key per role, and the file that the head reads. `key`: the operator's;
+    `owner`: the ConfigMap of `tokens_owner` as it exists, None: the job.
     """
-    by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
-    data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
+    by_role = {role: token(key, uid=job.uid, role=role) for role in ("read", "write", "operator")}
+    data = {**by_role, "ray": token(key, uid=job.uid, role="ray"), "tokens.json": json.dumps(by_role)}
     manifest = child(job, "Secret", tokens_secret(job.name), {"type": "Opaque", "stringData": data})
     if owner is not None:
-        found = {key: owner["metadata"][key] for key in ("name", "uid")}
+        found = {field: owner["metadata"][field] for field in ("name", "uid")}
         manifest["metadata"]["ownerReferences"] = [
             {"apiVersion": "v1", "kind": "ConfigMap", **found, "controller": True}
         ]

@@ -72,9 +72,8 @@ _GRACE_S = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrigin:
-    """Template, image, failure counts, Kueue's placement and the gang that a new pod is created with."""
+    """Image, failure counts, Kueue's placement and the gang that a new pod is created with."""
 
-    template: str
     base_image: str
     cuda_image: str = ""
     """Image of workers with a device; empty: `base_image`."""
@@ -105,10 +104,9 @@ def head_pod(
     epoch: int,
     floor_frames: int,
     version: int = 0,
-    config: str,
 ) -> Manifest:
     """The head pod of an epoch. `floor_frames` and `version`: frames that are not collected again and newest weights of
-    earlier heads; `config`: name of the ConfigMap with the manifest.
+    earlier heads.
     """
     head, secret = job.spec.head, tokens_secret(job.name)
     claim = head.persistence.claim_name
@@ -139,7 +137,7 @@ def head_pod(
         **_probes(API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     volumes = [
-        {"name": "job", "configMap": {"name": config}},
+        {"name": "job", "configMap": {"name": names.config_map(job.name, job.templates.config)}},
         # Not world-readable: the head rejects a token file that others can read.
         {
             "name": "tokens",
@@ -162,7 +160,7 @@ def head_pod(
         origin,
         role=HEAD,
         name=names.head_pod(job.name, epoch=epoch),
-        labels={EPOCH: str(epoch)},
+        labels={EPOCH: str(epoch), names.TEMPLATE: job.templates.head},
         resources=head.resources,
         overlay=head.template,
         annotations={
@@ -178,7 +176,7 @@ def head_pod(
 def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
-    grace_s = _grace_s(group.template)
+    grace_s, template = _grace_s(group.template), job.templates.worker(group)
     openenv = None if group.serves else job.spec.env.openenv
     own = {
         "CORMORANT_HEAD": f"{names.head_service(job.name)}:{GCS_PORT}",
@@ -200,7 +198,7 @@ def worker_pod(
         origin,
         role=WORKER,
         name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
-        labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt)},
+        labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt), names.TEMPLATE: template},
         resources=group.resources,
         is_gpu=group.device == "gpu",
         overlay=group.template,
@@ -343,7 +341,6 @@ def _pod(
                     **placement.labels,
                     **names.child_labels(job.name, job.uid, role=role),
                     **labels,
-                    names.TEMPLATE: origin.template,
                 },
             ),
             "annotations": _over(

@@ -225,8 +225,8 @@ def test_jobs_are_scraped_where_the_operator_looks_after_them() -> None:
     assert monitor("watchNamespaces={a,b}")["namespaceSelector"] == {"matchNames": ["a", "b"]}
     job, defaults = make_job(), OperatorDefaults()
     (group,) = job.spec.worker_groups
-    origin = PodOrigin(template="t", base_image="i")
-    head = head_pod(job, defaults, origin, epoch=1, floor_frames=0, config="c")
+    origin = PodOrigin(base_image="i")
+    head = head_pod(job, defaults, origin, epoch=1, floor_frames=0)
     worker = worker_pod(job, defaults, origin, group=group, index=0, attempt=0)
     selector = monitor()["selector"]["matchLabels"]
     scraped = {endpoint["port"] for endpoint in monitor()["podMetricsEndpoints"]}

@@ -31,7 +31,7 @@ from cormorant_operator.job import Job, Templates
 from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.kube.watch import Watch
 from cormorant_operator.pods import Pod
-from cormorant_operator.render.children import derive, secret
+from cormorant_operator.render.children import secret, token
 from cormorant_testing.api_proxy import HttpThread, write_kubeconfig
 from cormorant_testing.certificates import make_certificate, needs_openssl
 from cormorant_testing.collecting import make_job
@@ -65,7 +65,7 @@ def submitted(folder: Path) -> tuple[Any, Job, Path]:
     templates = Templates(manifest.spec)
     job = Job(name=manifest.metadata.name, namespace="default", uid="u1", templates=templates, status=manifest.status)
     token_file = folder / "tokens.json"
-    token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
+    token_file.write_text(secret(job, KEY)["stringData"]["tokens.json"])
     token_file.chmod(0o440)
     return manifest, job, token_file
 
@@ -161,7 +161,7 @@ def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str
 @needs_openssl
 async def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
     manifest, job, token_file = submitted(tmp_path)
-    token = derive(KEY, uid="u1").read
+    read_token = token(KEY, uid="u1", role="read")
     ours, stranger = make_certificate(tmp_path, "ours"), make_certificate(tmp_path, "stranger")
     host = f"{job.name}-api.default.svc"
     cert, key = make_certificate(tmp_path, host=f"DNS:{host}", by=ours)
@@ -172,13 +172,13 @@ async def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None
             with pytest.raises(HeadSilent, match=r"toy-head-1 did not answer .*certificate verify failed"):
                 await ask(job, port, head=TLS_HEAD, ca_file=untrusted)
         cluster: Any = JobCluster(job.name, port, ours[0].read_text())
-        with connect_to_job(cluster, job.name, "write", token=token) as client:
+        with connect_to_job(cluster, job.name, "write", token=read_token) as client:
             assert client.status().job == job.name
         strange: Any = JobCluster(job.name, port, stranger[0].read_text())
         with (
             pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
             client_errors(),
-            connect_to_job(strange, job.name, "write", token=token) as client,
+            connect_to_job(strange, job.name, "write", token=read_token) as client,
         ):
             client.status()
         # Renewed, as cert-manager does it, while the head runs.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, ROLE
 from cormorant_operator.cache import Cache, PodIndex
-from cormorant_operator.decide.plan import CreatePod, DeletePod
+from cormorant_operator.decide.plan import CreatePod, Delete
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Job
@@ -252,8 +252,10 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
             if requests_left < 1:
                 break
             requests_left -= 1
-            if isinstance(action, DeletePod):
-                ending = replace(action.pod, deletion_deadline=world.now + timedelta(seconds=5), ready_since=None)
+            if isinstance(action, Delete):
+                ending = replace(
+                    pod_index.pods[action.uid], deletion_deadline=world.now + timedelta(seconds=5), ready_since=None
+                )
                 pod_index.put(ending)
             else:
                 world.do(action)
@@ -263,4 +265,4 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     assert most_away <= 100
     assert world.now - began < timedelta(minutes=10)
     assert max(costs) < 50_000, "25,400: the 100 that are away are looked at, not all 2000"
-    assert not of_kind(plan.actions, DeletePod)
+    assert not of_kind(plan.actions, Delete)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.decide.plan import CheckNode, CreatePod, DeletePod
+from cormorant_operator.decide.plan import CheckNode, CreatePod, Delete
 from cormorant_operator.pods import Obstacle, Pod
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
@@ -242,7 +242,8 @@ def canary(world: World) -> Pod:
 
 
 def deleted(world: World) -> set[str]:
-    return {action.pod.role for action in of_kind(world.done, DeletePod)}
+    """Roles of deleted pods; of workers, their group."""
+    return {action.name.split("-")[1] for action in of_kind(world.done, Delete) if action.kind == "Pod"}
 
 
 def test_image_that_cannot_be_pulled_costs_a_running_job_nothing() -> None:

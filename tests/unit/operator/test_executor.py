@@ -17,7 +17,7 @@ from cormorant_operator.workload import read_workload
 from cormorant_testing.operator_world import World, changes, make_job, of_kind, running
 
 EARLIER = {"kind": KIND, "name": "pong", "uid": "of-the-earlier-job", "controller": True}
-CLAIM = config_map(make_job(), digest="d")
+CLAIM = config_map(make_job())
 
 
 def refusal(world: World, owner: str) -> tuple[str, str]:
@@ -53,7 +53,8 @@ def test_verdicts_on_earlier_templates_are_forgotten() -> None:
 def test_new_jobs_secret_is_made_after_its_claim() -> None:
     world = World()
     world.do(orders.CreateTokens(claim=CLAIM))
-    claimed = ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d"]
+    name = CLAIM["metadata"]["name"]
+    claimed = ["TRY pong-tokens", f"GET {name}", f"APPLY {name}"]
     assert world.api.requests == [*claimed, "POST pong-tokens", "POST pong-tokens"]
     (owner,) = world.api.stored["Secret", "pong-tokens"]["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("ConfigMap", "uid-of-ConfigMap-pong-tokens")
@@ -185,9 +186,9 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not(code: int, conditio
     world.step()
     world.step()
     assert [world.pods[pod.name].is_terminating for pod in (first, second)] == [False, True]
-    assert of_kind(world.step().actions, orders.DeletePod) == []
+    assert of_kind(world.step().actions, orders.Delete) == []
     assert world.condition(condition) == f"False/{reason}"
-    assert world.message(condition) == f"cannot delete pod {first.name}: {first.name} is not to be touched"
+    assert world.message(condition) == f"cannot delete Pod {first.name}: {first.name} is not to be touched"
     over = refused_at + timedelta(seconds=5)
     later = world.plan(now=over)
     assert later.due is None or later.due > over, "no hot loop until the next whole second"

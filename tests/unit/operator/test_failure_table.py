@@ -8,7 +8,7 @@ import pytest
 
 from cormorant_contract.status import CollectorJobStatus, FramesStatus
 from cormorant_operator import names
-from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, DeletePod, Plan
+from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, Delete, Plan
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.job import Unreadable, read_job
@@ -30,7 +30,7 @@ def test_deleted_or_evicted_worker_is_replaced_uncounted(happens: Callable[[Worl
     happens(world, "pong-cpu-0-sajfv")
     plan = world.step()
     assert [action.manifest["metadata"]["name"][:11] for action in of_kind(plan.actions, CreatePod)] == ["pong-cpu-0-"]
-    assert of_kind(plan.actions, DeletePod) == []
+    assert of_kind(plan.actions, Delete) == []
     world.settle()
     assert (world.slots(), world.live()[0].failures) == (["cpu-0", "cpu-1"], 0)
     assert world.job.status.groups[0].restarts == 0
@@ -96,7 +96,7 @@ def test_worker_on_a_lost_node_is_followed_at_once_and_superseded() -> None:
     # Without our own check of two live pods: the cluster brings it back, not we.
     world.record().pod_index.put(old)
     plan = world.plan()
-    assert [action.pod.name for action in of_kind(plan.actions, DeletePod)] == [old.name]
+    assert [action.name for action in of_kind(plan.actions, Delete)] == [old.name]
     assert of_kind(plan.actions, CreatePod) == []
 
 
@@ -242,7 +242,7 @@ def test_operators_agree_on_the_successor_of_a_pod() -> None:
     # Its plan is still under way when the pod has gone, and has a successor.
     world.then.vanish(early.manifest["metadata"]["name"])
     world.do(early)
-    world.do(DeletePod(pod=replace(world.live()[0], uid="of-an-earlier-pod"), why="a late plan"))
+    world.do(Delete(kind="Pod", name=world.live()[0].name, uid="of-an-earlier-pod", why="a late plan"))
     assert "deletionTimestamp" not in world.api.stored["Pod", world.live()[0].name]["metadata"]
     assert (world.slots(), world.live()[0].attempt) == (["cpu-0", "cpu-1"], 2)
 
@@ -476,7 +476,7 @@ def _watch(world: World) -> None:
         plan = world.step()
         assert not world.job.is_over, (world.condition("Failed"), world.condition("Completed"))
         assert world.condition("Stalled") != "True/NoProgress"
-        reasons = {order.why for order in of_kind(plan.actions, DeletePod)}
+        reasons = {order.why for order in of_kind(plan.actions, Delete)}
         assert reasons <= ({"its group was scaled down"} if world.known.answer is not None else set())
         if not changes(plan):
             return

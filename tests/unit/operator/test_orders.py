@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.decide.plan import ApplyChild, CreatePod, DeleteJob, DeletePod, DrainHead, SetDesired
+from cormorant_operator.decide.plan import ApplyChild, CreatePod, Delete, DeleteJob, DrainHead, SetDesired
 from cormorant_operator.decide.view import autoscaled
 from cormorant_operator.job_state import HeadAnswer, JobState, Waits
 from cormorant_operator.pods import Obstacle
@@ -34,7 +34,7 @@ def test_scaling_down_waits_for_finished_workers() -> None:
     world = running(replicas=4)
     world.edit(replicas=2)
     plan = world.step()
-    assert of_kind(plan.actions, DeletePod) == []
+    assert of_kind(plan.actions, Delete) == []
     assert [action.desired.groups for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
     assert plan.poll_s == world.defaults.fast_poll_s
     world.then.say(world.head, is_resizing=True)
@@ -80,7 +80,7 @@ def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     world.edit(suspend=True)
     plan = world.step()
     assert len(of_kind(plan.actions, DrainHead)) == 1
-    assert of_kind(plan.actions, DeletePod) == []
+    assert of_kind(plan.actions, Delete) == []
     assert (world.condition("Suspended"), world.job.status.phase) == ("False/Suspending", "Suspending")
     world.settle()
     world.then.finish("pong-head-1", exit_code=143, message='{"frames": 1500}')
@@ -128,7 +128,7 @@ def test_suspended_head_that_is_not_ready_has_nothing_to_drain() -> None:
     world = running()
     world.unready("pong-head-1")
     world.edit(suspend=True)
-    assert {action.pod.name for action in of_kind(world.step().actions, DeletePod)} == set(world.pods)
+    assert {action.name for action in of_kind(world.step().actions, Delete)} == set(world.pods)
 
 
 def test_resuming_in_the_middle_does_not_call_the_drain_back() -> None:
@@ -222,7 +222,7 @@ def test_change_takes_away_a_number_or_a_share_of_workers(limit: object, going: 
     world = running(replicas=40, runPolicy={"maxUnavailable": limit})
     world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
     world.step()
-    assert len(of_kind(world.step().actions, DeletePod)) == going
+    assert len(of_kind(world.step().actions, Delete)) == going
 
 
 def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
@@ -409,7 +409,8 @@ def test_every_slot_but_those_that_wait_is_counted_on(size: int, late: set[int],
     # A pod beyond a smaller size goes only after the head was told not to count on its slot.
     world.edit(replicas=max(fewest, min(size, fewer)))
     for _ in range(4):
-        let_go = {order.pod.index for order in of_kind(world.plan().actions, DeletePod) if order.pod.is_ready}
+        ready = {pod.name: pod.index for pod in world.live() if pod.is_ready}
+        let_go = {ready[order.name] for order in of_kind(world.plan().actions, Delete) if order.name in ready}
         assert not let_go & counted_on(world)
         world.step()
     world.apply(replicas=size)

@@ -13,14 +13,14 @@ from cormorant_operator import names
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
 from cormorant_operator.render import children
-from cormorant_operator.render.children import derive
+from cormorant_operator.render.children import token
 from cormorant_operator.render.pods import GCS_PORT, WORKER_PORT, PodOrigin, head_pod, merge, worker_pod
 from cormorant_operator.settings import OperatorDefaults
 from cormorant_operator.workload import Placement
 from cormorant_testing.operator_world import World, make_job
 
-BIRTH = PodOrigin(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
-WITH_CUDA = PodOrigin(template="abc", base_image="example/cormorant-cpu:1", cuda_image="example/cormorant:1")
+BIRTH = PodOrigin(base_image="example/cormorant:1", failures=2, restarts=5)
+WITH_CUDA = PodOrigin(base_image="example/cormorant-cpu:1", cuda_image="example/cormorant:1")
 DEFAULTS = OperatorDefaults()
 ISSUER = {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}}
 
@@ -38,7 +38,7 @@ def worker(
 
 
 def head(*, defaults: OperatorDefaults = DEFAULTS, origin: PodOrigin = BIRTH, **spec: Any) -> Manifest:
-    return head_pod(make_job(**spec), defaults, origin, epoch=3, floor_frames=77, config="pong-config-x")
+    return head_pod(make_job(**spec), defaults, origin, epoch=3, floor_frames=77)
 
 
 def both(*, defaults: OperatorDefaults = DEFAULTS, **spec: Any) -> tuple[Manifest, Manifest]:
@@ -162,7 +162,7 @@ def test_requests_are_filled_in_where_nothing_is_said() -> None:
 def test_pods_run_on_nodes_that_can_run_the_image() -> None:
     def spec(image: str, *architectures: str) -> dict[str, Any]:
         defaults = OperatorDefaults(image="example/cormorant:1", architectures=architectures)
-        return dict(worker(defaults=defaults, origin=PodOrigin(template="abc", base_image=image))["spec"])
+        return dict(worker(defaults=defaults, origin=PodOrigin(base_image=image))["spec"])
 
     ours, linux = "example/cormorant:1", {"kubernetes.io/os": "linux"}
     assert spec(ours)["nodeSelector"] == linux
@@ -398,19 +398,15 @@ def test_what_is_no_template_is_left_to_the_api_server(template: dict[str, Any])
 
 
 def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
-    key = b"k" * 32
-    tokens, others = derive(key, uid="a"), derive(key, uid="b")
-    assert tokens == derive(key, uid="a")
-    mine = {tokens.read, tokens.write, tokens.operator, tokens.ray}
-    assert len(mine) == 4
-    assert not mine & {others.read, others.write, others.operator, others.ray}
-    assert "read=" not in repr(tokens)
+    tokens = [token(b"k" * 32, uid=uid, role=role) for uid in "aab" for role in ("read", "write", "operator", "ray")]
+    assert tokens[:4] == tokens[4:8]
+    assert len(set(tokens)) == 8
 
 
 def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
     from cormorant_api.http.tokens import HeadTokens, Role
 
-    secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
+    secret = children.secret(make_job(), b"k" * 32)
     assert set(secret["stringData"]) == {"read", "write", "operator", "ray", "tokens.json"}
     assert len(base64.urlsafe_b64decode(secret["stringData"]["ray"] + "=")) == 32
     path = tmp_path / "tokens.json"
@@ -424,7 +420,7 @@ def test_config_map_is_the_manifest() -> None:
     from cormorant_contract.parsing import parse_job
 
     job = make_job()
-    text = children.config_map(job, digest="d")["data"]["job.yaml"]
+    text = children.config_map(job)["data"]["job.yaml"]
     assert parse_job(json.loads(text)).spec == job.spec
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator import names
-from cormorant_operator.decide.plan import ApplyChild, CreatePod, DeletePod
+from cormorant_operator.decide.plan import ApplyChild, CreatePod, Delete
 from cormorant_operator.job import read_job
 from cormorant_operator.job_state import Refusal, RefusalKind
 from cormorant_operator.settings import OperatorDefaults
@@ -165,7 +165,7 @@ def test_workload_that_cannot_be_read_destroys_nothing() -> None:
     world.known.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message="no right to list", at=world.now)
     world.settle()
     assert set(world.pods) == pods
-    assert of_kind(world.done[-10:], DeletePod) == []
+    assert of_kind(world.done[-10:], Delete) == []
     world.keep(raw)
     del world.known.refusals["Workload"]
     world.run()

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.decide.plan import CheckTemplate, CreatePod, CreateTokens, DeletePod
+from cormorant_operator.decide.plan import CheckTemplate, CreatePod, CreateTokens, Delete
 from cormorant_operator.pods import Obstacle
 from cormorant_testing.operator_world import World, changes, of_kind, running, waiting
 
@@ -238,11 +238,11 @@ def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
 def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
     world = waiting()
     world.tick(599)
-    assert of_kind(world.step().actions, DeletePod) == []
+    assert of_kind(world.step().actions, Delete) == []
     world.tick(1)
     plan = world.step()
     assert world.condition("Stalled") == "True/NoProgress"
-    assert {action.pod.name for action in of_kind(plan.actions, DeletePod)} == {
+    assert {action.name for action in of_kind(plan.actions, Delete)} == {
         "pong-head-1",
         "pong-cpu-0-sajfv",
         "pong-cpu-1-2kbti",
