@@ -7,7 +7,6 @@ add -> waiting -> ready -> taken -> done            (added meanwhile: waiting ag
 import asyncio
 import math
 import random
-from collections.abc import Callable
 
 _FIRST_DELAY_S = 0.5
 _MAX_DELAY_S = 300.0
@@ -16,9 +15,7 @@ _MAX_DELAY_S = 300.0
 class WorkQueue:
     """A queue of keys with due times. Belongs to one event loop."""
 
-    def __init__(self, *, jitter: Callable[[], float] | None = None) -> None:
-        """`jitter`: factor of a failure's delay (default: random, 0.5 to 1.5)."""
-        self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))
+    def __init__(self) -> None:
         self._due: dict[str, float] = {}
         """Keys that wait or are ready, and their due times by the loop's clock; authoritative."""
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -68,7 +65,7 @@ class WorkQueue:
     def failed(self, key: str) -> float:
         """Queue the key again with backoff. Returns the delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * self._jitter()
+        delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * random.uniform(0.5, 1.5)
         # An `add` in the meantime must not bypass the delay.
         self._due[key] = _now() + delay_s
         self._taken.discard(key)

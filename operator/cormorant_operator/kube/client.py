@@ -10,7 +10,7 @@ import json
 import math
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import Enum
@@ -259,13 +259,10 @@ class RateLimiter:
     time, so one overdue request delays the others by a few requests only.
     """
 
-    def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] | None = None) -> None:
-        """Start with a full bucket of `burst` tokens; it gains `rate` tokens per second. `clock`: by default the event
-        loop's.
-        """
+    def __init__(self, *, rate: float, burst: int) -> None:
+        """Start with a full bucket of `burst` tokens; it gains `rate` tokens per second."""
         self._rate = rate
         self._burst = self._tokens = float(burst)
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._at: float | None = None
         self._waiting: list[tuple[float, int, asyncio.Future[None]]] = []
         """A heap by deadline."""
@@ -274,8 +271,9 @@ class RateLimiter:
 
     async def wait(self) -> None:
         """Take a token; waits if there is none."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._waiting, (self._clock() + _purpose.get().value, next(self._order), turn))
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        heapq.heappush(self._waiting, (loop.time() + _purpose.get().value, next(self._order), turn))
         self.hand_out()
         try:
             await turn
@@ -288,7 +286,8 @@ class RateLimiter:
 
     def hand_out(self) -> None:
         """Release as many waiting requests as there are tokens."""
-        now = self._clock()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
@@ -302,5 +301,4 @@ class RateLimiter:
             self._timer.cancel()
             self._timer = None
         if self._waiting:
-            wait_s = (1 - self._tokens) / self._rate
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self.hand_out)
+            self._timer = loop.call_later((1 - self._tokens) / self._rate, self.hand_out)

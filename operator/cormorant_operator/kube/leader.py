@@ -16,25 +16,14 @@ from cormorant_operator.errors import KubeConflict, KubeError, KubeNotFound, Lea
 from cormorant_operator.kube.client import KubeClient, Purpose, purpose
 
 log = structlog.get_logger()
+_LASTS_S, _RENEW_WITHIN_S, _RETRY_S = 15.0, 10.0, 2.0
+"""A lease that was not renewed for so long is free; a leader that cannot renew it for so long gives up before."""
 
 
 class Leader:
-    def __init__(
-        self,
-        leases: KubeClient,
-        *,
-        namespace: str,
-        name: str,
-        identity: str,
-        lasts_s: float = 15.0,
-        renew_within_s: float = 10.0,
-        retry_s: float = 2.0,
-    ) -> None:
-        """`identity` must be unique among candidates. A lease that was not renewed for `lasts_s` is free; a leader that
-        cannot renew for `renew_within_s` gives up before.
-        """
+    def __init__(self, leases: KubeClient, *, namespace: str, name: str, identity: str) -> None:
+        """`identity` must be unique among candidates."""
         self._leases, self._namespace, self._name, self._identity = leases, namespace, name, identity
-        self._lasts_s, self._renew_within_s, self._retry_s = lasts_s, renew_within_s, retry_s
         self.is_leading = False
         self._seen: tuple[str, str] = ("", "")
         """Last seen holder and renewTime. Compared for equality only, because clocks of machines differ."""
@@ -44,21 +33,21 @@ class Leader:
         """Wait until this candidate holds the lease."""
         while True:
             try:
-                async with asyncio.timeout(self._renew_within_s):
+                async with asyncio.timeout(_RENEW_WITHIN_S):
                     if await self._try():
                         self.is_leading = True
                         log.info("leading", identity=self._identity)
                         return
             except (KubeError, Unreachable, TimeoutError) as error:
                 log.warning("lease_not_read", reason=repr(error))
-            await asyncio.sleep(self._retry_s)
+            await asyncio.sleep(_RETRY_S)
 
     async def keep(self) -> None:
         """Renew the lease. Raises LeaseLost once it was not renewed in time, or another operator holds it."""
         renewed_at = time.monotonic()
         while True:
-            await asyncio.sleep(self._retry_s)
-            left_s = self._renew_within_s - (time.monotonic() - renewed_at)
+            await asyncio.sleep(_RETRY_S)
+            left_s = _RENEW_WITHIN_S - (time.monotonic() - renewed_at)
             try:
                 async with asyncio.timeout(max(0.1, left_s)):
                     if not await self._try():
@@ -66,10 +55,10 @@ class Leader:
                         raise LeaseLost(f"lease {self._name} is now held by {self._seen[0]}")
                 renewed_at = time.monotonic()
             except (KubeError, Unreachable, TimeoutError) as error:
-                if time.monotonic() - renewed_at >= self._renew_within_s:
+                if time.monotonic() - renewed_at >= _RENEW_WITHIN_S:
                     self.is_leading = False
                     raise LeaseLost(
-                        f"could not renew lease {self._name} for {self._renew_within_s:.0f} s: {error!r}"
+                        f"could not renew lease {self._name} for {_RENEW_WITHIN_S:.0f} s: {error!r}"
                     ) from error
 
     async def release(self) -> None:
@@ -78,7 +67,7 @@ class Leader:
             return
         self.is_leading = False
         try:
-            async with asyncio.timeout(self._retry_s):
+            async with asyncio.timeout(_RETRY_S):
                 lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
                 if lease["spec"].get("holderIdentity") == self._identity:
                     lease["spec"] = {**lease["spec"], "holderIdentity": "", "leaseDurationSeconds": 1}
@@ -98,7 +87,7 @@ class Leader:
             seen = holder, spec.get("renewTime") or ""
             if seen != self._seen:
                 self._seen, self._seen_at = seen, time.monotonic()
-            is_free = not holder or time.monotonic() - self._seen_at >= self._lasts_s
+            is_free = not holder or time.monotonic() - self._seen_at >= _LASTS_S
             return await self._write(lease) if holder == self._identity or is_free else False
 
     async def _write(self, lease: dict[str, Any] | None) -> bool:
@@ -107,7 +96,7 @@ class Leader:
         is_renewal = before.get("holderIdentity") == self._identity
         spec = {
             "holderIdentity": self._identity,
-            "leaseDurationSeconds": round(self._lasts_s),
+            "leaseDurationSeconds": round(_LASTS_S),
             "acquireTime": before.get("acquireTime", now) if is_renewal else now,
             "renewTime": now,
             "leaseTransitions": before.get("leaseTransitions", 0) + (lease is not None and not is_renewal),

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,86 +23,52 @@ from cormorant_testing.scripted_head import Say, ScriptedHead
 pytestmark = pytest.mark.anyio
 
 
-class Bench:
-    """A pace of 10 a second under a clock that is moved by hand, and the order in which requests went."""
+class Requests:
+    """Requests at 10 a second, and when each was sent."""
 
-    def __init__(self, *, burst: int) -> None:
-        self.clock, self.sent = Clock(), list[str]()
-        self.pace = RateLimiter(rate=10, burst=burst, clock=self.clock)
-        self.tasks: list[asyncio.Task[None]] = []
-        self._told = 0
+    def __init__(self, clock: Clock, *, burst: int = 1) -> None:
+        self._clock, self._limiter = clock, RateLimiter(rate=10, burst=burst)
+        self.sent: list[tuple[str, float]] = []
 
-    async def ask(self, name: str, *, of: Purpose) -> asyncio.Task[None]:
-        async def send() -> None:
-            with purpose(of):
-                await self.pace.wait()
-            self.sent.append(name)
-
-        self.tasks.append(asyncio.create_task(send()))
-        await asyncio.sleep(0)
-        return self.tasks[-1]
-
-    async def pass_time(self, seconds: float) -> list[str]:
-        """What went since this was called last."""
-        self.clock.now += seconds
-        self.pace.hand_out()
-        for _ in range(3):
-            await asyncio.sleep(0)
-        self._told, told = len(self.sent), self._told
-        return self.sent[told:]
+    async def send(self, name: str = "", *, of: Purpose = Purpose.PODS) -> None:
+        with purpose(of):
+            await self._limiter.wait()
+        self.sent.append((name or of.name, round(self._clock.now, 2)))
 
 
-@pytest.fixture
-async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
-    bench = Bench(burst=getattr(request, "param", 1))
-    yield bench
-    for task in bench.tasks:
-        task.cancel()
-    await asyncio.gather(*bench.tasks, return_exceptions=True)
-
-
-@pytest.mark.parametrize("bench", [2], indirect=True)
-async def test_requests_beyond_the_burst_are_spread(bench: Bench) -> None:
-    for name in "abcde":
-        await bench.ask(name, of=Purpose.PODS)
-    assert await bench.pass_time(0) == ["a", "b"]
-    assert await bench.pass_time(0.1) == ["c"]
-    assert await bench.pass_time(0.05) == []
-    assert await bench.pass_time(0.05) == ["d"]
-    assert await bench.pass_time(10) == ["e"]
+async def test_requests_beyond_the_burst_are_spread(leaping: Clock) -> None:
+    requests = Requests(leaping, burst=2)
+    await asyncio.gather(*(requests.send() for _ in range(5)))
     # However long it was quiet, the bucket holds no more than the burst.
-    assert await bench.pass_time(10) == []
-    for name in "fghi":
-        await bench.ask(name, of=Purpose.PODS)
-    assert await bench.pass_time(0) == ["f", "g"]
+    await asyncio.sleep(9.7)
+    await asyncio.gather(*(requests.send() for _ in range(4)))
+    assert [at for _, at in requests.sent] == [0, 0, 0.1, 0.2, 0.3, 10, 10, 10.1, 10.2]
 
 
-async def test_pods_go_before_status_before_counters_before_lists(bench: Bench) -> None:
-    await bench.ask("first", of=Purpose.UPKEEP)
-    await bench.pass_time(0)
-    for of in (Purpose.UPKEEP, Purpose.COUNTERS, Purpose.STATUS, Purpose.PODS, Purpose.LEASE):
-        await bench.ask(of.name, of=of)
-    went = [name for _ in range(5) for name in await bench.pass_time(0.1)]
-    assert went == ["LEASE", "PODS", "STATUS", "COUNTERS", "UPKEEP"]
+async def test_pods_go_before_status_before_counters_before_lists(leaping: Clock) -> None:
+    requests = Requests(leaping)
+    waiting = (Purpose.UPKEEP, Purpose.COUNTERS, Purpose.STATUS, Purpose.PODS, Purpose.LEASE)
+    await asyncio.gather(requests.send("first"), *(requests.send(of=of) for of in waiting))
+    assert [name for name, _ in requests.sent] == ["first", "LEASE", "PODS", "STATUS", "COUNTERS", "UPKEEP"]
 
 
-async def test_no_request_waits_for_ever_behind_urgent_ones(bench: Bench) -> None:
-    await bench.ask("first", of=Purpose.PODS)
-    await bench.ask("a list", of=Purpose.UPKEEP)
-    waited = 0
-    while "a list" not in bench.sent:
-        await bench.ask("pod", of=Purpose.PODS)
-        await bench.pass_time(0.1)
-        waited += 1
-    assert waited * 0.1 <= Purpose.UPKEEP.value + 1
+async def test_no_request_waits_for_ever_behind_urgent_ones(leaping: Clock) -> None:
+    requests = Requests(leaping)
+    await requests.send()
+    urgent, listing = set(), asyncio.create_task(requests.send(of=Purpose.UPKEEP))
+    while not listing.done():
+        urgent.add(asyncio.create_task(requests.send()))
+        await asyncio.sleep(0.1)
+    assert leaping.now <= Purpose.UPKEEP.value + 1
 
 
-async def test_request_that_is_given_up_costs_nothing(bench: Bench) -> None:
-    await bench.ask("first", of=Purpose.PODS)
-    given_up = await bench.ask("given up", of=Purpose.PODS)
-    await bench.ask("next", of=Purpose.PODS)
-    given_up.cancel()
-    assert await bench.pass_time(0.1) == ["first", "next"]
+async def test_request_that_is_given_up_costs_nothing(leaping: Clock) -> None:
+    requests = Requests(leaping)
+    tasks = [asyncio.create_task(requests.send(name)) for name in ("first", "given up", "next")]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert requests.sent == [("first", 0), ("next", 0.1)]
 
 
 def test_counters_of_1000_jobs_fit_their_share() -> None:
@@ -275,8 +240,9 @@ def test_kopf_without_one_of_its_streams_is_started_again(monkeypatch: pytest.Mo
 
 
 @pytest.fixture
-def queue(clock: Clock) -> WorkQueue:
-    return WorkQueue(jitter=lambda: 1.0)
+def queue(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> WorkQueue:
+    monkeypatch.setattr("cormorant_operator.work_queue.random.uniform", lambda low, high: (low + high) / 2)
+    return WorkQueue()
 
 
 async def let_others_run() -> None:
