@@ -20,7 +20,7 @@ from cormorant_operator.job import Identity, Job
 from cormorant_operator.job_state import JobState, RefusalKind, Verdict
 from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import NodeFact, controller_uid, read_node, write_time
+from cormorant_operator.pods import NodeFact, controller_uid, read_node
 from cormorant_operator.render.children import secret, tokens_owner
 from cormorant_operator.workload import read_flavor
 
@@ -65,12 +65,10 @@ class Executor:
                     await self._create_pod(job, action)
                 case plan.Delete():
                     await self._delete(job, action)
-                case plan.MarkPod():
-                    await self._mark(job, action)
+                case plan.Patch():
+                    await self._patch(job, action)
                 case plan.ReadQueueObject():
                     await self._read_queue_object(action, state)
-                case plan.PatchWorkload():
-                    await self._patch_workload(job, action)
                 case plan.DeleteJob():
                     await self._delete_job(job)
                 case plan.CheckNode():
@@ -166,14 +164,15 @@ class Executor:
         else:
             self._cache.forget(uid)
 
-    async def _mark(self, job: Job, action: plan.MarkPod) -> None:
-        value = write_time(action.at) if action.at is not None else None
-        body = {"metadata": {"uid": action.pod.uid, "annotations": {action.annotation: value}}}
+    async def _patch(self, job: Job, action: plan.Patch) -> None:
+        kind, name, where = action.kind, action.name, {"namespace": job.namespace, "subresource": action.subresource}
         try:
-            marked = await self._api.patch("Pod", namespace=job.namespace, name=action.pod.name, body=body)
-            self._cache.see(marked)
+            self._cache.see(await self._api.patch(kind, name=name, body=action.body, **where))
         except errors.KubeNotFound:
-            self._cache.forget(action.pod.uid)
+            self._cache.forget(action.uid)
+        except errors.KubeConflict as error:
+            # Others, such as Kueue, changed it meanwhile: the watch delivers the newer version for the next plan.
+            log.debug("not_patched", kind=kind, name=name, namespace=job.namespace, reason=error.message)
 
     # -- other children ----------------------------------------------------------------------------------------
 
@@ -204,23 +203,6 @@ class Executor:
             state.flavors[action.name, action.admission] = read_flavor(raw)
         else:
             state.priorities[action.name] = raw["value"]
-
-    async def _patch_workload(self, job: Job, action: plan.PatchWorkload) -> None:
-        found = action.workload
-        body = {"metadata": {"uid": found.uid, "resourceVersion": found.version}, "status": action.status}
-        namespace = job.namespace
-        try:
-            raw = await self._api.patch(
-                "Workload", namespace=namespace, name=found.name, body=body, subresource="status"
-            )
-        except errors.KubeNotFound:
-            self._cache.forget(found.uid)
-        except errors.KubeConflict as error:
-            # Kueue changed the Workload meanwhile: the watch delivers the newer version for the next plan.
-            log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
-        else:
-            self._cache.see(raw)
-            log.info("workload_written", workload=found.name, namespace=namespace, parts=sorted(action.status))
 
     async def _get_own(self, job: Job, kind: str, name: str) -> Manifest:
         found = await self._api.get(kind, namespace=job.namespace, name=name)

@@ -22,7 +22,7 @@ from typing import Any
 
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
-from cormorant_operator.decide.plan import CheckNode, CreatePod, Draft, DrainHead, MarkPod, delete_pod
+from cormorant_operator.decide.plan import CheckNode, CreatePod, Draft, DrainHead, delete_pod, mark_pod
 from cormorant_operator.decide.progress import frames_settled
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
@@ -211,7 +211,7 @@ def plan_suspension(view: View, draft: Draft) -> None:
             _check_nodes(view, draft, view.record.pods)
     elif head.draining_since is None and is_wanted and head.is_ready:
         draft.suspension = "draining"
-        draft.actions += [MarkPod(pod=head, annotation=names.DRAINING, at=view.now), DrainHead(pod=head)]
+        draft.actions += [mark_pod(head, names.DRAINING, view.now), DrainHead(pod=head)]
     elif head.draining_since is not None or is_wanted:
         # A head that is not ready holds nothing to drain. A draining head keeps its full drain time, whatever its probe
         # reports.

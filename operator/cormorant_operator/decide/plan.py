@@ -3,14 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from cormorant_contract.rest.control import Desired
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Fact
 from cormorant_operator.names import Manifest
-from cormorant_operator.pods import Pod
-from cormorant_operator.workload import Workload
+from cormorant_operator.pods import Pod, write_time
 
 QueueKind: TypeAlias = Literal["ResourceFlavor", "WorkloadPriorityClass"]
 
@@ -61,13 +60,14 @@ class Delete:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MarkPod:
-    """Write an annotation with a time, which survives a restart of the operator."""
+class Patch:
+    """Merge `body` into an object, unless it has another uid or resourceVersion than `body` names."""
 
-    pod: Pod
-    annotation: str
-    at: datetime | None
-    """None: remove the annotation."""
+    kind: Literal["Pod", "Workload"]
+    name: str
+    uid: str
+    body: Mapping[str, Any]
+    subresource: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,14 +99,6 @@ class ReadQueueObject:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PatchWorkload:
-    """Write parts of a Workload's status, unless the Workload changed since."""
-
-    workload: Workload
-    status: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
     """Delete the job itself, because its ttlSecondsAfterFinished elapsed."""
 
@@ -115,18 +107,24 @@ def delete_pod(pod: Pod, why: str) -> Delete:
     return Delete(kind="Pod", name=pod.name, uid=pod.uid, why=why)
 
 
+def mark_pod(pod: Pod, annotation: str, at: datetime | None) -> Patch:
+    """Write a time into an annotation, where it survives a restart of the operator; None: remove the annotation."""
+    value = write_time(at) if at is not None else None
+    body = {"metadata": {"uid": pod.uid, "annotations": {annotation: value}}}
+    return Patch(kind="Pod", name=pod.name, uid=pod.uid, body=body)
+
+
 Action: TypeAlias = (
     CheckTemplate
     | ApplyChild
     | CreateTokens
     | CreatePod
     | Delete
-    | MarkPod
+    | Patch
     | SetDesired
     | DrainHead
     | CheckNode
     | ReadQueueObject
-    | PatchWorkload
     | DeleteJob
 )
 
@@ -147,12 +145,10 @@ def refusal_of(action: Action) -> tuple[str, str]:
             return "Secret", "token Secret: "
         case Delete():
             return f"{action.kind}/{action.name}", f"cannot delete {action.kind} {action.name}: "
-        case MarkPod():
-            return f"Pod/{action.pod.name}", f"cannot annotate pod {action.pod.name}: "
+        case Patch():
+            return f"{action.kind}/{action.name}", f"cannot change {action.kind} {action.name}: "
         case ReadQueueObject():
             return action.kind, f"cannot read {action.kind} {action.name}: "
-        case PatchWorkload():
-            return "Workload", f"cannot write to Workload {action.workload.name}: "
         case DeleteJob():
             return "CollectorJob", "cannot delete the job: "
         case SetDesired() | DrainHead() | CheckNode():

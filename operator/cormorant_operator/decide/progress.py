@@ -5,7 +5,6 @@ deadline.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import partial
 
 from cormorant_contract.status import ConditionType, FramesStatus, WeightsStatus
 from cormorant_operator.decide.obstacles import (
@@ -21,8 +20,6 @@ from cormorant_operator.pods import EXIT_REFUSED, Pod, failures_after
 
 _MOMENT_POLLS = 4
 """Polls without new frames before a job counts as not progressing: large batches take longer than a poll."""
-_COMPLETED = partial(Fact, type="Completed", status="True")
-_FAILED = partial(Fact, type="Failed", status="True")
 
 
 def frames_settled(view: View) -> int:
@@ -133,21 +130,21 @@ def stall_deadline(view: View) -> Deadline | None:
     no stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
-    ready, heard, until = since(view.job.status, "Ready", "True"), view.answering_since, view.answered_at
-    if not limit or ready is None or heard is None or until is None or not view.has_enough:
+    ready, heard = since(view.job.status, "Ready", "True"), view.heard
+    if not limit or ready is None or heard is None or not view.has_enough:
         return None
     if is_all_collected(view) or pause_reason(view) or (view.answer is not None and view.answer.is_queue_full):
         return None
     status = view.job.status
     starts = (
         ready,
-        heard,
+        heard[0],
         status.start_time,
         frames_status(view).last_progress_time,
         _unpaused_at(view),
         _waited_until(view, "Progressing", "WaitingForConsumer", "False"),
     )
-    return _deadline(view, starts, limit_s=limit, known_until=until)
+    return _deadline(view, starts, limit_s=limit, known_until=heard[1])
 
 
 def startup_deadline(view: View) -> Deadline | None:
@@ -172,9 +169,10 @@ def startup_deadline(view: View) -> Deadline | None:
         return None
     if head is not None and head.is_ready and any(view.ready(group.name) for group in view.groups):
         # Workers may collect: only its answer shows that no frames arrived.
-        if view.answering_since is None or view.answered_at is None:
+        if view.heard is None:
             return None
-        began, known_until = [*began, view.answering_since], view.answered_at
+        since_then, known_until = view.heard
+        began.append(since_then)
     starts = (*began, frames_status(view).last_progress_time, status.start_time, _unpaused_at(view))
     return _deadline(view, starts, limit_s=limit, known_until=known_until)
 
@@ -209,12 +207,12 @@ def drain_deadline(view: View) -> Deadline | None:
     """When a job with all frames collected is complete although learners have not taken all of them. Time counts only
     while the head answers: a learner may have taken batches during a gap.
     """
-    last, heard, until = frames_status(view).last_progress_time, view.answering_since, view.answered_at
-    if last is None or heard is None or until is None or not is_all_collected(view):
+    last, heard = frames_status(view).last_progress_time, view.heard
+    if last is None or heard is None or not is_all_collected(view):
         return None
     if is_true(view.job.status, "Suspended"):
         return None
-    return _deadline(view, (last, heard), limit_s=view.policy.drain_seconds, known_until=until)
+    return _deadline(view, (last, heard[0]), limit_s=view.policy.drain_seconds, known_until=heard[1])
 
 
 # -- the end ---------------------------------------------------------------------------------------------------
@@ -226,35 +224,29 @@ def find_outcome(view: View) -> Fact | None:
     what = "frames" if view.job.spec.collection.episodes is None else "episodes"
     counted = f"{frames_collected(view)} {what} were collected"
     if any(pod.phase == "Succeeded" for pod in view.heads):
-        return _COMPLETED(reason="AllFramesDelivered", message=f"{counted} and delivered")
+        return Fact("Completed", "True", "AllFramesDelivered", f"{counted} and delivered")
     drained = drain_deadline(view)
     if drained is not None and drained.is_over:
-        return _COMPLETED(
-            reason="DrainTimedOut",
-            message=f"{counted}; learners did not acknowledge all of them within drainSeconds ({policy.drain_seconds})",
-        )
+        words = f"learners did not acknowledge all of them within drainSeconds ({policy.drain_seconds})"
+        return Fact("Completed", "True", "DrainTimedOut", f"{counted}; {words}")
     if head is not None and head.is_failure:
         if head.exit_code == EXIT_REFUSED:
             words = head.message or "it left no termination message; see its log"
-            return _FAILED(reason="HeadRefused", message=f"{head.name} rejected its configuration: {words}"[-1024:])
+            return Fact("Failed", "True", "HeadRefused", f"{head.name} rejected its configuration: {words}"[-1024:])
         failures, limit = failures_after(head), policy.max_head_restarts
         if failures > limit:
-            return _FAILED(
-                reason="HeadRestartsExceeded",
-                message=f"the head failed {failures} times in a row (maxHeadRestarts {limit}); {how_it_ended(head)}",
-            )
+            words = f"the head failed {failures} times in a row (maxHeadRestarts {limit}); {how_it_ended(head)}"
+            return Fact("Failed", "True", "HeadRestartsExceeded", words)
     limit = policy.max_restarts_per_slot
     for group in view.groups:
         for slot in view.slots[group.name]:
             newest, failures = slot.newest, slot.failures(view.job.templates.worker(group))
-            if slot.index >= view.sizes[group.name] or newest is None or not newest.is_failure:
-                continue
-            if failures > limit:
-                return _FAILED(
-                    reason="SlotRestartsExceeded",
-                    message=f"worker {group.name}-{slot.index} failed {failures} times in a row "
-                    f"(maxRestartsPerSlot {limit}); {how_it_ended(newest)}",
+            is_wanted = slot.index < view.sizes[group.name]
+            if is_wanted and newest is not None and newest.is_failure and failures > limit:
+                words = (
+                    f"worker {group.name}-{slot.index} failed {failures} times in a row (maxRestartsPerSlot {limit})"
                 )
+                return Fact("Failed", "True", "SlotRestartsExceeded", f"{words}; {how_it_ended(newest)}")
     # A suspended or suspending job has no deadlines.
     return None if view.is_stopping else _missed_deadline(view)
 
@@ -264,25 +256,22 @@ def _missed_deadline(view: View) -> Fact | None:
     started, stalled = startup_deadline(view), stall_deadline(view)
     if started is not None and started.is_over:
         trouble = acceptance_trouble(view) or scheduling_trouble(view)
-        words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
+        cause = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
         what = "the job did not become ready again" if has_collected(view) else "no frames were collected"
-        return _FAILED(
-            reason="StartupDeadlineExceeded",
-            message=f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){words}",
-        )
+        words = f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){cause}"
+        return Fact("Failed", "True", "StartupDeadlineExceeded", words)
     late = next((pod for pod in view.examined if is_late(view, pod)), None)
     if policy.on_unschedulable == "Fail" and late is not None:
-        return _FAILED(
-            reason="Unschedulable",
-            message=f"{late.name} was not scheduled within unschedulableAfterSeconds "
-            f"({policy.unschedulable_after_seconds}): {late.obstacle_message}",
-        )
+        limit = f"unschedulableAfterSeconds ({policy.unschedulable_after_seconds})"
+        words = f"{late.name} was not scheduled within {limit}: {late.obstacle_message}"
+        return Fact("Failed", "True", "Unschedulable", words)
     if policy.on_stall == "Fail" and stalled is not None and stalled.is_over:
-        return _FAILED(
-            reason="Stalled",
-            message=f"no frames were collected within progressDeadlineSeconds ({policy.progress_deadline_seconds})",
-        )
+        return Fact("Failed", "True", "Stalled", no_progress(view))
     return None
+
+
+def no_progress(view: View) -> str:
+    return f"no frames were collected within progressDeadlineSeconds ({view.policy.progress_deadline_seconds})"
 
 
 def outcome_dues(view: View) -> Iterator[datetime]:

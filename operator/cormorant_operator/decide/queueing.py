@@ -13,7 +13,7 @@ from typing import Any
 from cormorant_contract.children import HEAD
 from cormorant_operator import names
 from cormorant_operator.decide.heads import render_head
-from cormorant_operator.decide.plan import Action, ApplyChild, Delete, PatchWorkload, QueueKind, ReadQueueObject
+from cormorant_operator.decide.plan import Action, ApplyChild, Delete, Patch, QueueKind, ReadQueueObject
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import render_worker
 from cormorant_operator.job import find, is_true
@@ -42,7 +42,7 @@ def queue_actions(view: View) -> Iterator[Action]:
             ended = find(status, "Completed" if is_completed else "Failed")
             reason, words = "Succeeded" if is_completed else "Failed", ended.message if ended is not None else ""
             news = _condition("Finished", is_true=True, reason=reason, message=words)
-            yield PatchWorkload(workload=found, status={"conditions": _merged(view, found, [news])})
+            yield _write(found, {"conditions": _merged(view, found, [news])})
     elif found is None or not found.is_reserved:
         yield from _request(view, found)
     elif found.holds("Evicted"):
@@ -113,7 +113,7 @@ def _release(view: View, found: Workload) -> Action:
     if found.condition("PodsReady"):
         news.append(_condition("PodsReady", is_true=False, reason="WaitForStart", message="the pods were deleted"))
     status = {"admission": None, "reclaimablePods": None, "conditions": _merged(view, found, news)}
-    return PatchWorkload(workload=found, status=status)
+    return _write(found, status)
 
 
 def _report(view: View, found: Workload) -> Iterator[Action]:
@@ -139,7 +139,13 @@ def _report(view: View, found: Workload) -> Iterator[Action]:
     if is_more:
         status["reclaimablePods"] = reclaimed
     if status:
-        yield PatchWorkload(workload=found, status=status)
+        yield _write(found, status)
+
+
+def _write(found: Workload, status: Mapping[str, object]) -> Patch:
+    """Write parts of a Workload's status, unless the Workload changed since."""
+    body = {"metadata": {"uid": found.uid, "resourceVersion": found.version}, "status": status}
+    return Patch(kind="Workload", name=found.name, uid=found.uid, body=body, subresource="status")
 
 
 def _condition(kind: str, *, is_true: bool, reason: str, message: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from cormorant_operator.pods import Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 from cormorant_operator.settings import OperatorDefaults
 
-_CHANGES = (plan.Delete, plan.MarkPod, plan.DeleteJob)
+_CHANGES = (plan.Delete, plan.Patch, plan.DeleteJob)
 
 
 def reconcile(job: Job, record: JobRecord, state: JobState, now: datetime, *, defaults: OperatorDefaults) -> plan.Plan:
@@ -66,7 +66,7 @@ def _decide(view: View) -> plan.Plan:
         assert head is not None, "a job without a head is not stalled"
         draft.is_stalled = True
         draft.head_restarts += head.stalled_since is None
-        draft.actions.append(plan.MarkPod(pod=head, annotation=names.STALLED, at=view.now))
+        draft.actions.append(plan.mark_pod(head, names.STALLED, view.now))
         draft.actions += [plan.delete_pod(pod, "the job stalled") for pod in view.record.pods if pod.is_live]
         draft.dues.append(view.now)
         return _plan(view, draft)

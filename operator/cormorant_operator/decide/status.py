@@ -177,8 +177,7 @@ def _facts(view: View, draft: Draft) -> Iterator[Fact]:
     is_updating, is_trying = draft.updating != "UpToDate", draft.updating == "TryingImage"
     yield Fact("Updating", "True" if is_updating else "False", draft.updating, words if is_trying else "")
     if draft.is_stalled:
-        words = f"no frames were collected within progressDeadlineSeconds ({view.policy.progress_deadline_seconds})"
-        yield Fact("Stalled", "True", "NoProgress", words)
+        yield Fact("Stalled", "True", "NoProgress", progress.no_progress(view))
     else:
         yield Fact("Stalled", "False", "NotStalled")
     yield from (_paused(view), _suspended(view, draft))

@@ -83,15 +83,14 @@ class View:
         return answer
 
     @property
-    def answering_since(self) -> datetime | None:
-        """Since when the live head has answered without a gap; None while it is silent, which stops deadlines."""
-        return self.state.answering_since if self.answer is not None else None
-
-    @property
-    def answered_at(self) -> datetime | None:
-        """Time of the live head's last answer; None while it is silent."""
-        answered_at = self.state.answered_at
-        return min(answered_at, self.now) if answered_at is not None and self.answer is not None else None
+    def heard(self) -> tuple[datetime, datetime] | None:
+        """Since when, and when last, the live head has answered without a gap; None while it is silent, which stops
+        deadlines.
+        """
+        since, last = self.state.answering_since, self.state.answered_at
+        return (
+            (since, min(last, self.now)) if self.answer is not None and since is not None and last is not None else None
+        )
 
     @property
     def base_image(self) -> str:

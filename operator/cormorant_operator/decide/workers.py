@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
-from cormorant_operator.decide.plan import CreatePod, Draft, MarkPod, delete_pod
+from cormorant_operator.decide.plan import CreatePod, Draft, delete_pod, mark_pod
 from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import Pod, Slot
@@ -81,7 +81,7 @@ class _WorkerPlan:
                     self._fill(group, slot)
                 continue
             if live.retiring_since is not None:
-                draft.actions.append(MarkPod(pod=live, annotation=names.RETIRING, at=None))
+                draft.actions.append(mark_pod(live, names.RETIRING, None))
             # Ray and Python must match in all pods of a Ray cluster: a worker with another image cannot join.
             is_foreign = live.base_image != view.base_image
             is_outdated = is_foreign or (live.template != template and not view.job.unknown)
@@ -132,7 +132,7 @@ class _WorkerPlan:
                 draft.actions.append(delete_pod(pod, "its group was scaled down"))
             elif pod.retiring_since is None:
                 draft.is_urgent = True
-                draft.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))
+                draft.actions.append(mark_pod(pod, names.RETIRING, view.now))
             elif view.now >= (until := view.drained_by(pod.retiring_since)):
                 draft.actions.append(delete_pod(pod, "it did not finish its batch in time"))
             else:

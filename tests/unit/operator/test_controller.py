@@ -212,7 +212,7 @@ async def test_refused_change_is_said_and_holds_up_nothing_else(scene: Scene) ->
     await scene.until(lambda: scene.head.answer.is_spec_paused)
     await scene.until(lambda: scene.condition("Accepted")["reason"] == "Forbidden")
     pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
-    assert scene.condition("Accepted")["message"] == f"cannot annotate pod {pod}: {pod} is not to be touched"
+    assert scene.condition("Accepted")["message"] == f"cannot change Pod {pod}: {pod} is not to be touched"
     await scene.until(lambda: scene.status["phase"] == "Paused")
     patches = scene.api.asked("PATCH")
     await scene.until_asked(5)

@@ -9,15 +9,20 @@ import pytest
 from cormorant_contract.job import KIND
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.decide import plan as orders
+from cormorant_operator.decide.queueing import _write
 from cormorant_operator.errors import KubeConflict
 from cormorant_operator.job import Identity
 from cormorant_operator.job_state import RefusalKind
 from cormorant_operator.render.children import config_map
-from cormorant_operator.workload import read_workload
+from cormorant_operator.workload import Workload, read_workload
 from cormorant_testing.operator_world import World, changes, make_job, of_kind, running
 
 EARLIER = {"kind": KIND, "name": "pong", "uid": "of-the-earlier-job", "controller": True}
 CLAIM = config_map(make_job())
+
+
+def reclaim(workload: Workload) -> orders.Patch:
+    return _write(workload, {"reclaimablePods": []})
 
 
 def refusal(world: World, owner: str) -> tuple[str, str]:
@@ -217,10 +222,10 @@ def test_workload_that_kueue_wrote_meanwhile_is_left_alone() -> None:
     found = world.kueue.workload
     raw = world.api.stored["Workload", found.name]
     world.api.keep({**raw, "status": {"conditions": []}})  # Kueue's, unseen
-    world.do(orders.PatchWorkload(workload=found, status={"reclaimablePods": []}))
+    world.do(reclaim(found))
     assert (world.kueue.status, world.known.refusals) == ({"conditions": []}, {})
     newer = read_workload(world.api.stored["Workload", found.name])
-    world.do(orders.PatchWorkload(workload=newer, status={"reclaimablePods": []}))
+    world.do(reclaim(newer))
     assert world.kueue.status == {"conditions": [], "reclaimablePods": []}
     assert world.api.requests[-1] == f"PATCH {found.name}/status"
 
