@@ -1,6 +1,6 @@
 """Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line.
 
-Uses 32 bytes per trajectory, because rows that share a trajectory and a step may be in any two parts.
+Uses 32 bytes per trajectory of each batch, because rows that share a trajectory and a step may be in any two parts.
 """
 
 import hashlib
@@ -41,18 +41,17 @@ def verify(uri: str) -> Report:
     dataset = existing_dataset(uri)
     parts: list[DatasetPart] = []
     problems: list[str] = []
-    stretches: list[Array] = []
+    stretches = [np.empty((0, 4), dtype=np.int64)]
     for name in dataset.part_names():
         try:
-            part = dataset.part(name)
+            parts.append(dataset.part(name))
         except DatasetError as error:
             problems.append(str(error))
             continue
-        parts.append(part)
-        continuity = _Continuity()
-        problems += _check_part(dataset, part, continuity)
-        stretches.append(continuity.stretches(len(parts) - 1))
-    problems += _check_shared(stretches, [part.name for part in parts])
+        checks = _PartChecks(dataset, parts[-1], len(parts) - 1)
+        problems += checks.problems()
+        stretches += checks.stretches
+    problems += _check_shared(np.concatenate(stretches), [part.name for part in parts])
     records = [record for part in parts for record in part.records]
     return Report(
         uri=dataset.uri,
@@ -64,13 +63,9 @@ def verify(uri: str) -> Report:
     )
 
 
-def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
-    """Rows that are the same step of the same trajectory. `stretches`: of each part, [n, 4]: see
-    `_Continuity.stretches`.
-    """
-    found = np.concatenate(stretches) if stretches else np.empty((0, 4), dtype=np.int64)
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
-    traj, first, last, part = found.T
+def _check_shared(stretches: Array, parts: list[str]) -> Iterator[str]:
+    """Rows that are the same step of the same trajectory. `stretches`: [n, 4], as `_PartChecks` has them."""
+    traj, first, last, part = stretches[np.lexsort((stretches[:, 1], stretches[:, 0]))].T
     # The furthest step so far of the same trajectory: stretches may lie within longer ones. Ids and steps need 96
     # bits together, so that trajectories are numbered first.
     number = np.cumsum(np.r_[0, traj[1:] != traj[:-1]]) if len(traj) else traj
@@ -87,102 +82,86 @@ def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
     )
 
 
-def _check_part(dataset: StoredDataset, part: DatasetPart, continuity: "_Continuity") -> Iterator[str]:
-    next_frame = 0
-    for number, record in enumerate(part.records):
-        where = f"{part.name}/{record.shard}"
-        if record.shard != f"frames-{number:06d}.arrow":
-            yield f"{where}: is on line {number + 1} of the manifest, where shard {number} should be"
-        if record.first_frame != next_frame or record.last_frame - record.first_frame + 1 != record.frames:
-            yield (
-                f"{where}: has frames {record.first_frame} to {record.last_frame}, {record.frames} in the manifest; "
-                f"it should start at {next_frame}"
-            )
-        next_frame = record.last_frame + 1
-        problem = _check_bytes(dataset, part, record)
-        if problem:
-            yield f"{where}: {problem}"
-            continuity.forget()
-            continue
-        try:
-            yield from (f"{where}: {found}" for found in _check_frames(dataset, part, record, continuity))
-        except DatasetCorrupt as error:
-            yield str(error)
-            continuity.forget()
+class _PartChecks:
+    """The checks of one part, shard by shard, which follow the trajectory of each environment."""
 
-
-def _check_bytes(dataset: StoredDataset, part: DatasetPart, record: ShardRecord) -> str:
-    try:
-        with dataset.store.open(part.name, record.shard) as file:
-            size, digest = file.size(), hashlib.file_digest(file, "sha256").hexdigest()
-    except FileNotFoundError:
-        return "is missing; restore it from a copy"
-    except (OSError, ValueError) as error:
-        return f"cannot be read: {error}"
-    if size != record.size_bytes:
-        return f"has {size} bytes, the manifest says {record.size_bytes}; restore it from a copy"
-    if digest != record.sha256:
-        return f"has the digest {digest[:12]}, the manifest says {record.sha256[:12]}; restore it from a copy"
-    return ""
-
-
-def _check_frames(
-    dataset: StoredDataset, part: DatasetPart, record: ShardRecord, continuity: "_Continuity"
-) -> Iterator[str]:
-    schema = dataset.description.schema
-    frames = ends = batches = 0
-    versions: list[int] = []
-    with dataset.reading(part, record) as reader:
-        if not reader.schema.equals(schema.arrow({})):
-            yield "has other columns than dataset.json says"
-            continuity.forget()
-            return
-        for number in range(reader.num_record_batches):
-            batch: Any = reader.get_batch(number)
-            batch.validate(full=True)
-            found = decode(schema, part.name, batch)
-            yield from (f"batch {number}: {problem}" for problem in continuity.check(found))
-            frames += len(found)
-            ends += int(np.count_nonzero(found.terminated | found.truncated))
-            versions += [int(found.policy_version.min()), int(found.policy_version.max())]
-            batches += 1
-    for name, counted, noted in (
-        ("frames", frames, record.frames),
-        ("batches", batches, record.batches),
-        ("ends of trajectories", ends, record.ends),
-        ("lowest policy version", min(versions), record.min_policy_version),
-        ("highest policy version", max(versions), record.max_policy_version),
-        ("schema", schema.fingerprint(), record.fingerprint),
-    ):
-        if counted != noted:
-            yield f"{name}: {counted} in the shard, {noted} in the manifest"
-
-
-class _Continuity:
-    """Follows the trajectory of each environment of one part from batch to batch."""
-
-    def __init__(self) -> None:
+    def __init__(self, dataset: StoredDataset, part: DatasetPart, number: int) -> None:
+        self._dataset, self._part, self._number = dataset, part, number
         self._last = np.empty((0, 4), dtype=np.int64)
         """[environments, 4]: environment, trajectory, step, and whether it ended, of each one's last row."""
-        self._closed: list[Array] = []
+        self.stretches: list[Array] = []
+        """[n, 4] int64 of each batch: trajectory, first and last of consecutive steps, and the part's number."""
 
-    def stretches(self, part: int) -> Array:
-        """[n, 4] int64 of every stretch of rows: trajectory, first step, last step, and the part's number."""
-        found = np.concatenate(self._closed) if self._closed else np.empty((0, 3), dtype=np.int64)
-        # A trajectory that went on from batch to batch is one stretch.
-        found = found[np.lexsort((found[:, 1], found[:, 0]))]
-        joins = (found[1:, 0] == found[:-1, 0]) & (found[1:, 1] == found[:-1, 2] + 1)
-        begins = np.flatnonzero(np.r_[True, ~joins])[: len(found)]
-        ends = np.r_[begins[1:], len(found)][: len(begins)] - 1
-        number = np.full((len(begins), 1), part, dtype=np.int64)
-        return np.concatenate([found[begins, :2], found[ends, 2:], number], axis=1)
+    def problems(self) -> Iterator[str]:
+        next_frame = 0
+        for number, record in enumerate(self._part.records):
+            where = f"{self._part.name}/{record.shard}"
+            if record.shard != f"frames-{number:06d}.arrow":
+                yield f"{where}: is on line {number + 1} of the manifest, where shard {number} should be"
+            if record.first_frame != next_frame or record.last_frame - record.first_frame + 1 != record.frames:
+                yield (
+                    f"{where}: has frames {record.first_frame} to {record.last_frame}, {record.frames} in the "
+                    f"manifest; it should start at {next_frame}"
+                )
+            next_frame = record.last_frame + 1
+            try:
+                self._check_bytes(record, where)
+                yield from (f"{where}: {found}" for found in self._check_frames(record, where))
+            except DatasetCorrupt as error:
+                yield str(error)
+                self._last = self._last[:0]  # whatever comes next is taken as it is
 
-    def forget(self) -> None:
-        """A shard could not be read: whatever comes next is taken as it is."""
-        self._last = self._last[:0]
+    def _check_bytes(self, record: ShardRecord, where: str) -> None:
+        try:
+            with self._dataset.store.open(self._part.name, record.shard) as file:
+                size, digest = file.size(), hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError as error:
+            raise DatasetCorrupt(f"{where}: is missing; restore it from a copy") from error
+        except (OSError, ValueError) as error:
+            raise DatasetCorrupt(f"{where}: cannot be read: {error}") from error
+        for what, found, noted in (
+            ("a size of", size, record.size_bytes),
+            ("the digest", digest, record.sha256),
+        ):
+            if found != noted:
+                raise DatasetCorrupt(f"{where}: has {what} {found}, the manifest says {noted}; restore it from a copy")
 
-    def check(self, frames: Frames) -> Iterator[str]:
+    def _check_frames(self, record: ShardRecord, where: str) -> Iterator[str]:
+        schema = self._dataset.description.schema
+        frames = ends = batches = 0
+        versions: list[int] = []
+        with self._dataset.reading(self._part, record) as reader:
+            if not reader.schema.equals(schema.arrow({})):
+                raise DatasetCorrupt(f"{where}: has other columns than dataset.json says")
+            for number in range(reader.num_record_batches):
+                batch: Any = reader.get_batch(number)
+                batch.validate(full=True)
+                found = decode(schema, self._part.name, batch)
+                yield from (f"batch {number}: {problem}" for problem in self._check_steps(found))
+                frames += len(found)
+                ends += int(np.count_nonzero(found.terminated | found.truncated))
+                versions += [int(found.policy_version.min()), int(found.policy_version.max())]
+                batches += 1
+        for name, counted, noted in (
+            ("frames", frames, record.frames),
+            ("batches", batches, record.batches),
+            ("ends of trajectories", ends, record.ends),
+            ("lowest policy version", min(versions), record.min_policy_version),
+            ("highest policy version", max(versions), record.max_policy_version),
+            ("schema", schema.fingerprint(), record.fingerprint),
+        ):
+            if counted != noted:
+                yield f"{name}: {counted} in the shard, {noted} in the manifest"
+
+    def _check_steps(self, frames: Frames) -> Iterator[str]:
         """Sentences about what does not follow from what was before."""
+        order = np.lexsort((frames.step, frames.traj_id))
+        traj_id, step = frames.traj_id[order], frames.step[order]
+        begins = np.flatnonzero(np.r_[True, (traj_id[1:] != traj_id[:-1]) | (step[1:] != step[:-1] + 1)])
+        ends = np.r_[begins[1:], len(order)] - 1
+        part = np.full(len(begins), self._number)
+        self.stretches.append(np.stack([traj_id[begins], step[begins], step[ends], part], axis=1, dtype=np.int64))
+
         before = len(self._last)
         ended = frames.terminated | frames.truncated
         rows = np.stack([frames.env, frames.traj_id, frames.step, ended], axis=1, dtype=np.int64)
@@ -195,10 +174,6 @@ class _Continuity:
         broken = goes_on & ((step[1:] != step[:-1] + 1) | (done[:-1] > 0))
         # Between batches a crash may end a trajectory.
         broken |= same_env & ~goes_on & ((step[1:] != 0) | ~(is_before | (done > 0))[:-1])
-        starts = np.flatnonzero(np.r_[True, ~goes_on | (step[1:] != step[:-1] + 1)])
-        ends = np.r_[starts[1:], len(env)] - 1
-        stretches = np.stack([traj_id[starts], step[starts] + is_before[starts], step[ends]], axis=1)
-        self._closed.append(stretches[stretches[:, 1] <= stretches[:, 2]])
         for at in np.flatnonzero(broken)[:1]:
             yield (
                 f"environment {env[at]}: step {step[at + 1]} of trajectory {traj_id[at + 1]} follows step {step[at]} "
