@@ -205,9 +205,7 @@ class ShardWriter:
                 self._open = None
             what = error.strerror or str(error)
             if error.errno in _FULL:
-                free = self._store.free_bytes()
-                known = "an unknown number of" if free is None else str(free)
-                what = f"{what} (about {wanted_bytes} bytes are needed, {known} bytes are free)"
+                what = f"{what} (about {wanted_bytes} bytes are needed)"
             self._failure = (
                 f"{self._store.uri}/{self.part} cannot be written: {what}; {self.durable_frames} frames in sealed "
                 f"shards are kept, {lost} frames of the open shard are lost; free disk space or repair the folder, "

@@ -22,7 +22,6 @@ import io
 import json
 import mmap
 import os
-import shutil
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -167,11 +166,6 @@ class LocalStore(_EndedParts):
         if buffer.size and _libc.mprotect(buffer.address, buffer.size, mmap.PROT_READ | mmap.PROT_WRITE):
             raise OSError(number := ctypes.get_errno(), os.strerror(number))
         return file
-
-    def free_bytes(self) -> int | None:
-        with suppress(OSError):
-            return shutil.disk_usage(self.root).free
-        return None
 
 
 class LocalShardFile:
