@@ -70,13 +70,11 @@ class _EndedParts(ABC):
 
     def end_part(self, part: str) -> list[str]:
         """The lines of a part whose writer has ended or is lost; what it writes later does not count."""
-        counted, found = self._read_end(part), self._all_lines(part)
-        if counted is None:
-            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": len(found)}).encode())
-            counted = self._read_end(part)
+        if self._read_end(part) is None:
+            count = len(self._all_lines(part))
+            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": count}).encode())
         # Another head may have ended it a moment later.
-        is_whole = counted is not None and counted <= len(found)
-        return found[:counted] if is_whole else self.lines(part)
+        return self.lines(part)
 
     def _refuse_late(self, part: str, number: int) -> None:
         """Raise OSError where the part was ended before its `number`-th line was written."""
