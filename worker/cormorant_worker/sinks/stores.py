@@ -225,17 +225,15 @@ class ObjectStore(_EndedParts):
         self._fs.dircache = DirCache(use_listings_cache=False)
         self._root = root.rstrip("/")
         protocols = {self._fs.protocol} if isinstance(self._fs.protocol, str) else {*self._fs.protocol}
-        self._bucket = self._root.partition("/")[0] if protocols & _BUCKET_SCHEMES else None
-        """None: a store of folders. A bucket is never made: a name that is wrong by a letter would be one more."""
+        self._has_folders = not protocols & _BUCKET_SCHEMES
+        """False: of buckets, which are never made: a name that is wrong by a letter would be one more."""
         self._lines: dict[str, list[str]] = {}
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
         try:
             data: bytes = self._ask(lambda: self._fs.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError as error:
-            if "NoSuchBucket" in repr(error.__cause__):
-                raise FileNotFoundError(f"bucket {self._bucket} does not exist; check the URI") from error
+        except FileNotFoundError:
             return None
         return data
 
@@ -296,18 +294,15 @@ class ObjectStore(_EndedParts):
             raise FileNotFoundError(f"{self.uri}/{part}/{name}")
         return pa.BufferReader(data)
 
-    def free_bytes(self) -> int | None:
-        return None
-
     def put(self, name: str, data: bytes, *, mode: str = "overwrite") -> None:
         path = f"{self._root}/{name}"
 
         def put() -> None:
             try:
                 self._fs.pipe_file(path, data, mode=mode)
-            except FileNotFoundError:  # some stores do have folders
-                if self._bucket is not None:
-                    raise FileNotFoundError(f"bucket {self._bucket} does not exist") from None
+            except FileNotFoundError:
+                if not self._has_folders:
+                    raise
                 self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
                 self._fs.pipe_file(path, data, mode=mode)
             except OSError:

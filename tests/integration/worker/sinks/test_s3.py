@@ -284,11 +284,12 @@ def test_a_leading_slash_hides_no_frame(uri: str) -> None:
 
 def test_a_bucket_is_never_made(uri: str) -> None:
     store = ObjectStore(uri.replace(BUCKET, f"{BUCKET}-missing"))
-    with pytest.raises(FileNotFoundError, match="bucket cormorant-missing does not exist"):
-        store.write_root_once("dataset.json", b"{}")
-    assert not store._fs.exists(f"{BUCKET}-missing")
-    with pytest.raises(DatasetError, match="cannot be read: bucket cormorant-missing does not exist; check the URI"):
+    with pytest.raises(DatasetError, match=r"there is no dataset at s3://cormorant-missing/.*; check the URI"):
         existing_dataset(store.uri)
+    _, description = described(num_rows=1, num_envs=1)
+    with pytest.raises(DatasetError, match="cannot be written: The specified bucket does not exist; choose another"):
+        open_dataset(store.uri, description)
+    assert not store._fs.exists(f"{BUCKET}-missing")
 
 
 def test_a_store_that_is_gone_for_a_while_costs_time_alone(
