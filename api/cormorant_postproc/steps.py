@@ -1,6 +1,6 @@
 """Steps of post-processing: callables that take a batch and return a new one, the pipeline of them, and a manifest's.
 
-# B rows, T steps, n steps asked for or frames per stack, k <= n steps taken, K trajectories that may continue
+# B rows, T steps, n steps asked for or frames per stack, k <= n steps taken
 """
 
 from collections.abc import Mapping, Sequence
@@ -286,14 +286,14 @@ class FrameStack:
             raise PostprocError(f'keys is {keys!r}; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
-        self._open: TensorDict | None = None
-        """Trajectories that may go on, [K], in rising order of `ids`; `known`: how many of their last frames; the batch
-        in which each was last `seen`; `past` [K, n-1, ...]: their last frames, by leaf."""
+        self._open: dict[int, tuple[int, list[Tensor]]] = {}
+        """By id, trajectories that may go on: the batch in which each was last seen, and its last frames, [n-1, ...] of
+        each key, the oldest one repeated."""
         self._batches = 0
 
     def forget(self) -> None:
         """Forget all past frames, as before the first batch."""
-        self._open = None
+        self._open.clear()
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
@@ -312,67 +312,39 @@ class FrameStack:
             return shaped
         ids, done = flag(batch, TRAJ_IDS), flag(batch, ("next", "done"))
         lengths = torch.full_like(ids[:, 0], ids.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)
-        before, past = self._open, self.num_frames - 1
-        at = known = torch.zeros_like(ids[:, 0])
-        goes_on = torch.zeros_like(at, dtype=torch.bool)
-        if before is not None:
-            # Where these stand, or would.
-            at = torch.searchsorted(before["ids"], ids[:, 0].contiguous()).clamp(max=len(before) - 1)
-            goes_on = (before["ids"][at] == ids[:, 0]) & (lengths > 0)
-            known = torch.where(goes_on, before["known"][at], 0)
+        at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
+        begins = zip(ids[:, 0].tolist(), lengths.tolist(), strict=True)
+        before = [self._open.pop(number, None) if length else None for number, length in begins]
 
-        # Step t of the batch is step t + past here; a trajectory that goes on begins that many steps earlier.
-        first = first_step(ids) + past
-        first = torch.where(first == past, past - known.unsqueeze(-1), first)
+        # Step t of the batch is step t + past of a row's series, which begins with the past of its first trajectory.
+        past = self.num_frames - 1
+        first = first_step(ids)
+        first = torch.where(first > 0, first + past, 0)
         step = torch.arange(ids.shape[1], device=ids.device) + past
-
+        picks = [torch.maximum(step - back, first) for back in range(past, -1, -1)]
         result: TensorDict = batch.copy()
         result["next"] = batch["next"].copy()
-        at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
-        held = (lengths.unsqueeze(-1) - 1 + past - at_steps(first, at_end) + 1).squeeze(-1).clamp(max=past)
-        rows = TensorDict({"ids": at_steps(ids, at_end).squeeze(-1), "known": held}, [len(ids)])
-        for key in self.keys:
-            tail = self._stack(result, batch, key, at=at, first=first, step=step, lengths=lengths)
-            rows[under("past", key)] = tail
-        self._batches += 1
-        rows["seen"] = torch.full_like(held, self._batches)
-        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
-        left_open: TensorDict = rows[stays_open.nonzero().squeeze(-1)]
-        if before is not None:
-            stays = before["seen"] + _KEPT_BATCHES > self._batches
-            stays[at[goes_on]] = False
-            left_open = torch.cat([left_open, before[stays.nonzero().squeeze(-1)]])
-        self._open = left_open[left_open["ids"].argsort()] if len(left_open) else None
-        return result
+        tails = []
+        for place, key in enumerate(self.keys):
+            observation, following = batch.get(key, None), batch.get(under("next", key), None)
+            if observation is None or following is None:
+                missing = key if observation is None else under("next", key)
+                raise PostprocError(f"the batch has no {missing}; name leaves that it also has under `next`")
+            fronts = [
+                row[:1].expand(past, *row.shape[1:]) if kept is None else kept[1][place]
+                for row, kept in zip(observation, before, strict=True)
+            ]
+            series = torch.cat([torch.stack(fronts), observation], dim=1)
+            result[key] = stacks = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
+            # What followed a frame is one step later than the frame: all but the newest are frames of its stack.
+            result[under("next", key)] = torch.cat([stacks[:, :, 1:], following.unsqueeze(2)], dim=2)
+            tails.append(at_steps(stacks, at_end)[:, 0, 1:])
 
-    def _stack(
-        self,
-        result: TensorDict,
-        batch: TensorDictBase,
-        key: Key,
-        *,
-        at: Tensor,
-        first: Tensor,
-        step: Tensor,
-        lengths: Tensor,
-    ) -> Tensor:
-        """Stack one leaf. Returns the last frames of each row, [B, n-1, ...]."""
-        under_next = under("next", key)
-        observation, following = batch.get(key, None), batch.get(under_next, None)
-        if observation is None or following is None:
-            missing = key if observation is None else under_next
-            raise PostprocError(f"the batch has no {missing}; name leaves that it also has under `next`")
-        past = self.num_frames - 1
-        if self._open is None:
-            before = observation.new_zeros(len(observation), past, *observation.shape[2:])
-        else:
-            before = self._open[under("past", key)][at]
-        series = torch.cat([before, observation], dim=1)
-        picks = [torch.maximum(step - back, first) for back in range(past, -1, -1)]
-        result[key] = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
-        # What followed a frame is one step later than the frame: all but the newest are frames of the series.
-        later = [at_steps(series, pick) for pick in picks[1:]]
-        result[under_next] = torch.stack([*later, following], dim=2)
-        # The last frames of each row, which may be shorter than the batch.
-        index = lengths.unsqueeze(-1) + torch.arange(past, device=step.device)
-        return at_steps(series, index)
+        self._batches += 1
+        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
+        for row, number in enumerate(at_steps(ids, at_end).squeeze(-1).tolist()):
+            if stays_open[row]:
+                self._open[number] = self._batches, [tail[row].clone() for tail in tails]
+        oldest = self._batches - _KEPT_BATCHES
+        self._open = {number: kept for number, kept in self._open.items() if kept[0] > oldest}
+        return result
