@@ -3,7 +3,6 @@
 # N frames of a batch, T frames of a trajectory
 """
 
-import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -283,26 +282,7 @@ class Dataset:
         shards = [(part, record) for part in self._parts for record in part.records]
         if seeds is not None:
             _generator(*seeds).shuffle(shards)
-        schema = self._schema.select(keys)
-
-        def stream(part: DatasetPart, record: ShardRecord, first: int, last: int) -> "Iterator[TensorDict]":
-            """Rows `first` (which may lie before the shard) to `last` (or behind it)."""
-            seen = 0
-            for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
-                rows = slice(max(0, first - seen), max(0, last - seen))
-                seen += len(frames)
-                if seen > first:
-                    yield frames.to_tensordict(keys)[rows]
-                if seen >= last:
-                    return
-
-        begins = itertools.accumulate((record.frames for _, record in shards), initial=0)
-        streams = (
-            stream(part, record, start - begin, stop - begin)
-            for (part, record), begin in zip(shards, begins, strict=False)
-            if max(start, begin) < min(stop, begin + record.frames)
-        )
-        chunks: Iterator[TensorDict] = itertools.chain.from_iterable(streams)
+        chunks = self._read_shards(shards, keys, start, stop)
         if seeds is not None:
             rng = _generator(*seeds, start + 1)
             chosen = (leaf for key, leaf in self._schema.keys().items() if key in keys)
@@ -311,6 +291,22 @@ class Dataset:
             most = max(batch_size or 1, _MIXED_BYTES // max(1, frame_bytes))
             chunks = _mixed(chunks, rng, most=most, size=batch_size or most)
         return chunks if batch_size is None else _batched(chunks, batch_size, drop_last=drop_last)
+
+    def _read_shards(
+        self, shards: Sequence[tuple[DatasetPart, ShardRecord]], keys: tuple[Key, ...], start: int, stop: int
+    ) -> "Iterator[TensorDict]":
+        """Frames `start` to `stop` of the shards in this order, each batch as it was stored."""
+        schema, at = self._schema.select(keys), 0
+        for part, record in shards:
+            if at + record.frames <= start:
+                at += record.frames
+                continue
+            for frames in self._stored.iter_frames(replace(part, records=(record,)), schema):
+                if max(at, start) < min(at + len(frames), stop):
+                    yield frames.to_tensordict(keys)[max(0, start - at) : stop - at]
+                at += len(frames)
+                if at >= stop:
+                    return
 
 
 def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
