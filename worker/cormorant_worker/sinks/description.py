@@ -14,8 +14,8 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.spaces import space_from_json, space_to_json
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt
-from cormorant_worker.sinks.schema import FORMAT_VERSION, KINDS, FrameSchema, column_name
-from cormorant_worker.spaces import Leaf, Space, describe
+from cormorant_worker.sinks.schema import FORMAT_VERSION, KINDS, FrameSchema
+from cormorant_worker.spaces import Leaf, Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,23 +88,18 @@ class DatasetDescription:
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
         """What a rerun would store differently: `env.envpool: {"taskId": "Pong-v5", ...} is stored, now it is ...`."""
         ours, theirs = self._compared(), new._compared()
-        found = []
-        for name in dict.fromkeys((*ours, *theirs)):
-            (old, shown), (now, named) = (of.get(name, (None, "nothing")) for of in (ours, theirs))
-            if old != now:
-                how = ", with other bounds or in another order" if shown == named else ""
-                found.append(f"{name}: {shown} is stored, now it is {named}{how}")
-        return tuple(found)
+        names = dict.fromkeys((*ours, *theirs))
+        pairs = ((name, ours.get(name, "nothing"), theirs.get(name, "nothing")) for name in names)
+        return tuple(f"{name}: {old} is stored, now it is {now}" for name, old, now in pairs if old != now)
 
-    def _compared(self) -> dict[str, tuple[Any, str]]:
-        """Values that must be equal, by their names in messages, each with the text that messages show."""
-        blocks = {f"env.{name}": json.dumps(block, sort_keys=True) for name, block in self.env.items()}
-        found: dict[str, tuple[Any, str]] = {name: (text, text) for name, text in blocks.items()}
+    def _compared(self) -> dict[str, str]:
+        """Texts of the values that must be equal, by their names in messages."""
+        found = {f"env.{name}": json.dumps(block, sort_keys=True) for name, block in self.env.items()}
         for name, space in (("observation space", self.observation_space), ("action space", self.action_space)):
-            found[name] = space_to_json(space), describe(space)
+            found[name] = json.dumps(space_to_json(space))
         for kind, leaves in self.schema.kinds:
-            shown = ", ".join(f"{column_name(leaf)} {leaf.dtype.name} {list(leaf.shape)}" for leaf in leaves)
-            found[f"{kind} leaves"] = leaves, shown or "nothing"
+            shown = ", ".join(f"{list(leaf.key)} {leaf.dtype.name} {list(leaf.shape)}" for leaf in leaves)
+            found[f"{kind} leaves"] = shown or "nothing"
         return found
 
 

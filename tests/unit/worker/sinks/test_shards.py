@@ -60,9 +60,7 @@ def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
 
 def test_a_writer_needs_the_datasets_layout(make_dice, stored):
     dataset = stored(make_dice(), parts=())
-    with pytest.raises(
-        DatasetMismatch, match=r"action leaves: action int64 \[\] is stored, now it is action float32 \[3\]"
-    ):
+    with pytest.raises(DatasetMismatch, match=r"action leaves: .* int64 \[\] is stored, now it is .* float32 \[3\]"):
         dataset.writer("cpu-0-0", make_dice(action="box").layout)
 
 
