@@ -90,7 +90,7 @@ def evaluate(
 
     Raises:
         ManifestError: the manifest is refused.
-        EvaluationError: the folder cannot be used, or an episode was played twice with two results.
+        DatasetError, EvaluationError: the folder cannot be used, or an episode was played twice with two results.
         WeightsError: a weights file cannot be read.
         WorkerFailed, EnvError: weights do not fit the policy; an environment or the policy fails.
     """

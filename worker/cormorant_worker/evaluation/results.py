@@ -9,22 +9,24 @@ worker died writes the same file again. Episodes without a file are played (agai
 """
 
 import hashlib
+import io
 import json
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
 import fsspec
 
-from cormorant_contract.disk import write_durably
 from cormorant_contract.env import KINDS
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError, WeightsError
+from cormorant_worker.sinks.stores import open_store
 
 _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -75,12 +77,9 @@ class ResultFolder:
     """The folder of one evaluation of one checkpoint, at a path or any fsspec URI. Several processes write to it."""
 
     def __init__(self, uri: str) -> None:
+        """Raises DatasetError where the URI cannot be opened. Methods raise EvaluationError."""
         self.uri = uri
-        try:
-            self._fs, self._root = fsspec.core.url_to_fs(uri)
-        except (OSError, ValueError, ImportError) as error:
-            raise EvaluationError(f"cannot use {uri} for results: {error}; set output.dataset.uri") from error
-        self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+        self._store = open_store(uri)
 
     def open(self, subject: Mapping[str, Any]) -> None:
         """Begin, or continue an earlier run of the same subject, of which a folder holds the results."""
@@ -103,17 +102,9 @@ class ResultFolder:
     def played(self) -> dict[str, PlayedEpisode]:
         """Every recorded episode, by its key."""
         rows: dict[str, PlayedEpisode] = {}
-        try:
-            self._fs.invalidate_cache()
-            paths = self._fs.ls(f"{self._root}/played", detail=False)
-        except FileNotFoundError:
-            return rows
-        except OSError as error:
-            raise EvaluationError(f"cannot list {self.uri}/played: {error}") from error
-        names = sorted(str(path).rstrip("/").rpartition("/")[2] for path in paths)
+        with self._explained("list played of"):
+            names = [name for name in self._store.files("played") if name.endswith(".json")]
         for name in names:
-            if not name.endswith(".json") or name.startswith("."):
-                continue
             for document in self._read(f"played/{name}") or ():
                 row = PlayedEpisode.read(document)
                 if (before := rows.setdefault(row.key, row)) != row:
@@ -126,36 +117,26 @@ class ResultFolder:
 
     def finish(self, subject: Mapping[str, Any], table: "ResultTable") -> None:
         """Write the table as JSON, beside the subject, and as Parquet."""
-        try:
-            with self._fs.open(f"{self._root}/episodes.parquet", "wb") as file:
-                table.write_parquet(file)
-        except OSError as error:
-            raise EvaluationError(f"cannot write episodes.parquet to {self.uri}: {error}") from error
+        table.write_parquet(file := io.BytesIO())
+        with self._explained("write episodes.parquet to"):
+            self._store.write_root("episodes.parquet", file.getvalue())
         self._write("evaluation.json", {"subject": dict(subject), **table.document()})
 
     def _write(self, name: str, document: object) -> None:
-        data = (json.dumps(document, sort_keys=True) + "\n").encode()
-        try:
-            if not self._is_local:
-                self._fs.pipe_file(f"{self._root}/{name}", data)
-                return
-            target = Path(self._root) / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            write_durably(target, data)
-        except OSError as error:
-            raise EvaluationError(
-                f"cannot write results to {self.uri}: {error}; free space or set another folder"
-            ) from error
+        with self._explained("write results to"):
+            self._store.write_root(name, (json.dumps(document, sort_keys=True) + "\n").encode())
 
     def _read(self, name: str) -> Any:
+        with self._explained(f"read {name} of"):
+            data = self._store.read_root(name)
+            return None if data is None else json.loads(data)
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
         try:
-            return json.loads(self._fs.cat_file(f"{self._root}/{name}"))
-        except FileNotFoundError:
-            return None
+            yield
         except (OSError, ValueError) as error:
-            raise EvaluationError(
-                f"cannot read {self.uri}/{name}: {error}; delete it, and its episodes are played again"
-            ) from error
+            raise EvaluationError(f"cannot {what} {self.uri}: {error}; repair it, or set another folder") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

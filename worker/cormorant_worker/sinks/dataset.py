@@ -17,7 +17,6 @@ from typing import Any
 import pyarrow as pa
 from pydantic import ValidationError
 
-from cormorant_contract.disk import local_path
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
 from cormorant_worker.normalize import Statistics
@@ -25,7 +24,7 @@ from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.frames import Frames, decode, joined
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.sinks.shards import ShardRecord, ShardWriter
-from cormorant_worker.sinks.stores import DatasetStore, LocalStore, ObjectStore
+from cormorant_worker.sinks.stores import DatasetStore, open_store
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -69,13 +68,13 @@ class StoredDataset:
     def runs(self) -> tuple[int, ...]:
         """Epochs of the runs that wrote here, in order; runs of older versions without epochs are missing."""
         with _explained(self.uri):
-            names = self.store.root_files()
+            names = self.store.files()
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
 
     def begin_run(self, epoch: int, holder: bytes) -> None:
         """Record a run, by epoch and unique name, before it writes. Raises DatasetError if another has the epoch."""
         with _explained(self.uri, done="written"):
-            self.store.write_root_once(f"run-{epoch:06d}.json", holder)
+            self.store.write_root(f"run-{epoch:06d}.json", holder, is_first=True)
         if (found := self.holder(epoch)) != holder:
             raise DatasetError(
                 f"another run started writing to {self.uri} at the same moment ({found.decode(errors='replace')}); "
@@ -198,19 +197,6 @@ class StoredDataset:
             raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error
 
 
-def open_store(uri: str) -> DatasetStore:
-    """The store of a URI: a path, `file://`, or any scheme that fsspec knows."""
-    path = local_path(uri)
-    if path is not None:
-        return LocalStore(path)
-    if uri.endswith("://"):
-        raise DatasetError(f"the dataset URI {uri} names no bucket or folder; add it, for example {uri}bucket/dataset")
-    try:
-        return ObjectStore(uri)
-    except (ImportError, ValueError) as error:
-        raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error
-
-
 def find_dataset(uri: str) -> StoredDataset | None:
     """The dataset at a URI, or None if nothing is there yet. Raises DatasetError where it cannot be read."""
     store = open_store(uri)
@@ -238,7 +224,7 @@ def open_dataset(uri: str, description: DatasetDescription) -> StoredDataset:
     if dataset is None:
         store = open_store(uri)
         with _explained(uri, done="written"):
-            store.write_root_once(DESCRIPTION, description.to_bytes())
+            store.write_root(DESCRIPTION, description.to_bytes(), is_first=True)
         # Another process may have come first: its description counts.
         dataset = existing_dataset(uri)
     _refuse(uri, dataset.description.differences(description))

@@ -30,10 +30,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pyarrow as pa
 import structlog
 
-from cormorant_contract.disk import sync_path, write_all, write_durably
+from cormorant_contract.disk import local_path, sync_path, write_all, write_durably
+from cormorant_worker.errors import DatasetError
 
 log = structlog.get_logger()
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class _EndedParts(ABC):
     def read_root(self, name: str) -> bytes | None: ...
 
     @abstractmethod
-    def write_root_once(self, name: str, data: bytes) -> None: ...
+    def write_root(self, name: str, data: bytes, *, is_first: bool = False) -> None: ...
 
     @abstractmethod
     def _all_lines(self, part: str) -> list[str]:
@@ -72,7 +72,7 @@ class _EndedParts(ABC):
         """The lines of a part whose writer has ended or is lost; what it writes later does not count."""
         if self._read_end(part) is None:
             count = len(self._all_lines(part))
-            self.write_root_once(f"{part}/{_ENDED}", json.dumps({"lines": count}).encode())
+            self.write_root(f"{part}/{_ENDED}", json.dumps({"lines": count}).encode(), is_first=True)
         # Another head may have ended it a moment later.
         return self.lines(part)
 
@@ -100,13 +100,16 @@ class LocalStore(_EndedParts):
         except FileNotFoundError:
             return None
 
-    def write_root_once(self, name: str, data: bytes) -> None:
-        """Write a file at the root, durably and atomically; the first writer wins."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        write_durably(self.root / name, data, is_first=True)
+    def write_root(self, name: str, data: bytes, *, is_first: bool = False) -> None:
+        """Write a file below the root, durably and atomically. `is_first`: one that exists stays as it is."""
+        path = self.root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(path, data, is_first=is_first)
 
-    def root_files(self) -> list[str]:
-        return sorted(entry.name for entry in self.root.iterdir() if entry.is_file())
+    def files(self, folder: str = "") -> list[str]:
+        """Names of the files in the root, or in a folder below it, sorted."""
+        path = self.root / folder
+        return sorted(entry.name for entry in path.iterdir() if entry.is_file()) if path.is_dir() else []
 
     def parts(self) -> list[str]:
         """Names of the folders at the root, sorted."""
@@ -141,8 +144,7 @@ class LocalStore(_EndedParts):
 
     def end_part(self, part: str) -> list[str]:
         try:
-            (self.root / part).mkdir(exist_ok=True)  # a writer that has not begun it cannot begin it then
-            return super().end_part(part)
+            return super().end_part(part)  # makes its folder: a writer that has not begun it cannot begin it then
         except OSError as error:
             late = "if its worker still runs and writes when there is room, the dataset has frames that are not counted"
             log.warning("part_not_ended", folder=f"{self.root / part}", reason=f"{error.strerror}; {late}")
@@ -157,6 +159,8 @@ class LocalStore(_EndedParts):
 
     def open(self, part: str, name: str) -> Any:
         """A published shard as a pyarrow.NativeFile, mapped into memory, where writes stay in this process."""
+        import pyarrow as pa  # evaluations do not wait for it
+
         # Not mmap.mmap, which holds a descriptor for each mapping: a dataset has thousands of shards.
         file = pa.memory_map(str(self.root / part / name))
         buffer = file.read_buffer()
@@ -237,21 +241,22 @@ class ObjectStore(_EndedParts):
             return None
         return data
 
-    def write_root_once(self, name: str, data: bytes) -> None:
-        """Put an object unless it exists. If several are put at the same moment, one stays."""
+    def write_root(self, name: str, data: bytes, *, is_first: bool = False) -> None:
+        """Put an object. `is_first`: unless it exists; if several are put at the same moment, one stays."""
         with suppress(FileExistsError):  # a repeated request may find its own object
-            self.put(name, data, mode="create")
+            self.put(name, data, mode="create" if is_first else "overwrite")
 
-    def root_files(self) -> list[str]:
-        return self._list("file")
+    def files(self, folder: str = "") -> list[str]:
+        return self._list("file", folder)
 
     def parts(self) -> list[str]:
         """Names of the prefixes at the root, sorted. Objects below them are not listed."""
         return self._list("directory")
 
-    def _list(self, kind: str) -> list[str]:
+    def _list(self, kind: str, folder: str = "") -> list[str]:
+        path = f"{self._root}/{folder}".rstrip("/")
         try:
-            found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(self._root, detail=True))
+            found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(path, detail=True))
         except FileNotFoundError:
             return []
         return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
@@ -260,7 +265,7 @@ class ObjectStore(_EndedParts):
         """Put an object that claims the part, since objects need no folder: other jobs at the same URI see it."""
         owner, ours = f"{part}/{_LINES_FOLDER}/{_OWNER}", uuid.uuid4().hex.encode()
         if not self._find(part):
-            self.write_root_once(owner, ours)
+            self.write_root(owner, ours, is_first=True)
             if self.read_root(owner) == ours:
                 return
         raise FileExistsError(f"{self._root}/{part}")
@@ -289,6 +294,8 @@ class ObjectStore(_EndedParts):
         return found
 
     def open(self, part: str, name: str) -> Any:
+        import pyarrow as pa
+
         data = self.read_root(f"{part}/{name}")
         if data is None:
             raise FileNotFoundError(f"{self.uri}/{part}/{name}")
@@ -362,3 +369,16 @@ class ObjectShardFile(io.BytesIO):
 
 DatasetStore = LocalStore | ObjectStore
 ShardFile = LocalShardFile | ObjectShardFile
+
+
+def open_store(uri: str) -> DatasetStore:
+    """The store of a URI: a path, `file://`, or any scheme that fsspec knows."""
+    path = local_path(uri)
+    if path is not None:
+        return LocalStore(path)
+    if uri.endswith("://"):
+        raise DatasetError(f"the dataset URI {uri} names no bucket or folder; add it, for example {uri}bucket/dataset")
+    try:
+        return ObjectStore(uri)
+    except (ImportError, ValueError) as error:
+        raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error

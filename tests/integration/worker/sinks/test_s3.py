@@ -271,7 +271,7 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
 def test_what_another_process_puts_is_read(uri: str) -> None:
     store, fs = ObjectStore(uri), fsspec.filesystem("s3", skip_instance_cache=True)
     fs.pipe_file(f"{uri}/dataset.json", b"{}")
-    assert store.root_files() == ["dataset.json"]
+    assert store.files() == ["dataset.json"]
     fs.pipe_file(f"{uri}/run-000000.json", b"another")
     assert store.read_root("run-000000.json") == b"another"
     assert store.read_root("run-000001.json") is None

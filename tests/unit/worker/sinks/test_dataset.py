@@ -81,14 +81,14 @@ def test_lines_that_arrive_after_a_part_was_ended_do_not_count(make_dice, stored
 def test_refused_put_of_an_existing_object_is_not_repeated(memory_uri, monkeypatch):
     # s3fs makes this of an answer that names no condition, and FileExistsError of one that does.
     store, asked = ObjectStore(memory_uri, patience_s=2), []
-    store.write_root_once("a", b"first")
+    store.write_root("a", b"first", is_first=True)
 
     def refuse(self, path, value, mode="overwrite", **kwargs):
         asked.append(path)
         raise OSError(errno.EINVAL, "At least one of the pre-conditions you specified did not hold")
 
     monkeypatch.setattr(type(store._fs), "pipe_file", refuse)
-    store.write_root_once("a", b"second")
+    store.write_root("a", b"second", is_first=True)
     assert (store.read_root("a"), len(asked)) == (b"first", 1)
 
 
