@@ -217,6 +217,8 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def calm_workers_hide_nothing(self) -> None:
         world, others = self.world, PodIndex()
+        kept, fresh = world.record().pod_index, PodIndex(world.pods.values())
+        assert (kept.others, kept.healthy, kept.restarts) == (fresh.others, fresh.healthy, fresh.restarts)
         others.pods = others.others = {pod.uid: pod for pod in world.pods.values()}
         plan, record = world.plan(), replace(world.record(), pod_index=others)
         full = reconcile(world.job, record, world.state(), world.now, defaults=world.defaults)

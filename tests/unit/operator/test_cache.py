@@ -5,18 +5,15 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from cormorant_contract.children import ATTEMPT, EPOCH, GROUP, INDEX, ROLE
-from cormorant_operator.cache import Cache, PodIndex
+from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import CreatePod, Delete
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Job
-from cormorant_operator.pods import Pod
 from cormorant_testing.cost import lines_run
-from cormorant_testing.operator_world import BEGIN, World, make_spec, of_kind, running
+from cormorant_testing.operator_world import World, make_spec, of_kind, running
 from manifest_making import collector_job
 
 
@@ -56,13 +53,18 @@ def test_news_name_the_job_and_old_news_nobody() -> None:
     assert [p.phase for p in cache.record("j1").pods] == ["Running"]
 
 
-def test_what_was_deleted_is_not_brought_back_by_a_late_answer() -> None:
+def test_what_was_deleted_is_forgotten_and_not_brought_back_by_a_late_answer() -> None:
     cache = Cache()
     cache.see(job())
     cache.see(pod())
     assert cache.see(pod(version=5), is_deleted=True) == "j1"
     assert cache.see(pod(version=4)) == ""
     assert cache.record("j1").pods == ()
+    cache.see(pod(uid="p2"))
+    cache.see(job(version=3), is_deleted=True)
+    assert cache.jobs() == []
+    cache.see(pod(version=4, uid="p2"), is_deleted=True)
+    assert cache._records == {}
 
 
 def test_pods_before_without_and_of_another_job_are_kept_apart() -> None:
@@ -89,17 +91,7 @@ def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:
     assert cache.job("j1") is None
 
 
-def test_everything_of_a_deleted_job_is_forgotten() -> None:
-    cache = Cache()
-    cache.see(job())
-    cache.see(pod())
-    cache.see(job(version=3), is_deleted=True)
-    assert cache.jobs() == []
-    cache.see(pod(version=4), is_deleted=True)
-    assert cache._records == {}
-
-
-def test_attempts_of_vanished_and_unseen_pods_are_remembered() -> None:
+def test_attempts_and_epochs_of_vanished_and_unseen_pods_are_remembered() -> None:
     cache = Cache()
     cache.see(job())
     assert (cache.record("j1").attempts, cache.is_past(pod(attempt=0))) == ({}, False)
@@ -111,16 +103,11 @@ def test_attempts_of_vanished_and_unseen_pods_are_remembered() -> None:
     assert cache.record("j1").attempts == {("cpu", 3): 6}
     assert [cache.is_past(pod(attempt=attempt)) for attempt in (0, 6, 7)] == [True, True, False]
     assert not cache.is_past(pod(owner="j2", attempt=0)), "another job of that name"
-
-
-def test_epochs_are_remembered_of_heads_that_left_no_record() -> None:
-    cache = Cache()
-    cache.see(job())
     head = pod(uid="h")
     head["metadata"]["labels"] = {ROLE: "head", EPOCH: "2"}
     cache.see(head)
     cache.see(head, is_deleted=True)
-    assert (cache.record("j1").epoch, cache.is_past(head), cache.record("j1").attempts) == (2, True, {})
+    assert (cache.record("j1").epoch, cache.is_past(head)) == (2, True)
 
 
 def test_job_that_left_a_shard_and_comes_back_still_has_its_pods() -> None:
@@ -137,61 +124,6 @@ def test_job_that_left_a_shard_and_comes_back_still_has_its_pods() -> None:
     assert cache.record("j1").attempts == {("cpu", 3): 3}
 
 
-PODS = st.builds(
-    lambda number, role, group, index, attempt, changes: Pod(
-        name=f"p{number}",
-        uid=f"u{number}",
-        role=role,
-        created=BEGIN,
-        group=group if role == "worker" else "",
-        index=index,
-        attempt=attempt,
-        epoch=attempt,
-        **changes,
-    ),
-    number=st.integers(0, 11),
-    role=st.sampled_from(("worker", "worker", "worker", "head")),
-    group=st.sampled_from(("cpu", "gpu")),
-    index=st.integers(0, 3),
-    attempt=st.integers(0, 2),
-    changes=st.sampled_from(
-        (
-            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN},
-            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "template": "t2"},
-            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "restarts": 3},
-            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "failures": 1, "restarts": 1},
-            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "retiring_since": BEGIN},
-            {"phase": "Running", "is_scheduled": True, "deletion_deadline": BEGIN, "ready_since": BEGIN},
-            {"phase": "Failed", "is_scheduled": True},
-            {},
-        )
-    ),
-)
-EVENTS = st.lists(st.one_of(PODS, st.integers(0, 11)), max_size=40)
-"""Pods that came or changed, and numbers of those that went."""
-
-
-def content(pod_index: PodIndex) -> Any:
-    return (
-        pod_index.pods,
-        pod_index.others,
-        pod_index.healthy,
-        {build: pod_index.restarts[build] for build in pod_index.healthy},
-    )
-
-
-@given(EVENTS)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | int]) -> None:
-    kept = PodIndex()
-    for event in events:
-        if isinstance(event, Pod):
-            kept.put(event)
-        else:
-            kept.drop(f"u{event}")
-        assert content(kept) == content(PodIndex(kept.pods.values()))
-
-
 def large(workers: int) -> World:
     """A job of very many workers that collect."""
     world = running(replicas=1)
@@ -200,7 +132,9 @@ def large(workers: int) -> World:
     record = world.record()
     record.pod_index.drop(one.uid)
     for index in range(workers):
-        record.pod_index.put(replace(one, name=f"w{index}", uid=f"w{index}", index=index, created=world.now))
+        record.pod_index.put(
+            replace(one, name=f"w{index}", uid=f"w{index}", index=index, restarts=1, created=world.now)
+        )
     record.attempts = {("cpu", index): 0 for index in range(workers)}
     world.then.say(world.head, sizes={"cpu": workers})
     return world
@@ -215,7 +149,7 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
     view = View(world.job, record, state, world.now, world.defaults)
     assert [pod.name for pod in view.examined] == [world.head.name, "w7"]
     assert [slot.index for slot in view.slots["cpu"]] == [7]
-    assert view.ready("cpu") == 4999
+    assert (view.ready("cpu"), view.restarts("cpu")) == (4999, 5001)
     decided = []
 
     def decide() -> None:

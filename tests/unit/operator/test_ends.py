@@ -82,18 +82,16 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     assert world.job.status.reason == ""
     world.then.say(world.head, is_queue_full=True)
     assert world.job.status.reason == "WaitingForConsumer"
-    world.then.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "no such policy"}')
-    assert world.job.status.reason == "HeadRefused"
-
-
-def test_environments_that_keep_failing_are_said() -> None:
-    world = running()
-    world.then.say(world.head, troubles={"EnvironmentsFailing": "environments keep failing: ...\nTraceback"})
-    assert world.condition("Progressing") == "True/EnvironmentsFailing"
-    assert world.job.status.reason == "EnvironmentsFailing"
-    assert world.told.count("EnvironmentsFailing") == 1
+    world.then.collect(1000)
+    words = "environments keep failing: ...\nTraceback"
+    world.then.say(world.head, is_queue_full=False, troubles={"EnvironmentsFailing": words})
+    assert (world.condition("Progressing"), world.message("Progressing")) == ("True/EnvironmentsFailing", words)
+    assert (world.job.status.reason, world.told.count("EnvironmentsFailing")) == ("EnvironmentsFailing", 1)
     world.then.say(world.head, troubles={})
     assert world.job.status.reason == ""
+    world.then.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
+    assert (world.condition("Failed"), world.job.status.reason) == ("True/HeadRefused", "HeadRefused")
+    assert "cannot find my_pkg.envs" in world.message("Failed")
 
 
 def test_head_without_the_earlier_weights_is_told_of_them_and_says_what_it_does() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cormorant_contract.status import CollectorJobStatus, FramesStatus
 from cormorant_operator import names
-from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, CreateTokens, Delete, Plan
+from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod, Delete, Plan
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.job import Unreadable, read_job
@@ -73,16 +73,13 @@ def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
 
 
 def test_failure_record_stays_until_the_successor_is_healthy() -> None:
-    world = waiting()
+    world = waiting(runPolicy={"progressDeadlineSeconds": 0})
     fail_first(world)
     world.then.start_all()
-    assert len([pod for pod in world.pods.values() if pod.phase == "Failed"]) == 1
+    assert [pod.phase for pod in world.pods.values()].count("Failed") == 1
     assert world.plan().due == world.now + timedelta(seconds=600)
-    for _ in range(60):
-        world.tick(10)
-        world.collect(world.known.answer.frames + 10 if world.known.answer else 0)
-    world.settle()
-    assert [pod for pod in world.pods.values() if pod.phase == "Failed"] == []
+    world.wait(600)
+    assert [pod.phase for pod in world.pods.values()].count("Failed") == 0
 
 
 def test_worker_on_a_lost_node_is_followed_at_once_and_superseded() -> None:
@@ -126,15 +123,6 @@ def test_head_killed_begins_a_new_epoch_and_workers_stay(reason: str, code: int)
     assert [pod.name for pod in world.live()] == workers
 
 
-def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
-    world = World()
-    world.settle()
-    # Its image is being pulled: it has a node and nothing to count.
-    world.place("pong-head-1")
-    world.delete("pong-head-1")
-    assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
-
-
 def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     world = running()
     world.tick(20)
@@ -170,8 +158,8 @@ def test_vanished_head_does_not_make_a_job_look_complete() -> None:
 def test_job_that_lost_its_frames_has_still_started() -> None:
     world = running(runPolicy={"startupDeadlineSeconds": 60})
     world.vanish("pong-head-1")
-    world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": FramesStatus(
-        collected=500, last_progress_time=world.now)}))  # fmt: skip
+    lost = FramesStatus(collected=500, last_progress_time=world.now)
+    world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": lost}))
     world.known.answer = None
     world.run()
     world.wait(61)
@@ -199,14 +187,13 @@ def test_evicted_lost_or_vanished_head_is_followed_uncounted(happens: Callable[[
         assert world.pods["pong-head-1"].is_terminating
 
 
-def test_head_that_refuses_its_input_fails_the_job() -> None:
-    world = running()
-    world.then.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
-    assert world.condition("Failed") == "True/HeadRefused"
-    assert "cannot find my_pkg.envs" in world.message("Failed")
-
-
-def test_head_that_was_told_to_end_may_count_its_last_frames() -> None:
+def test_deleted_head_that_ran_may_count_its_last_frames() -> None:
+    world = World()
+    world.settle()
+    # Its image is being pulled: it has a node and nothing to count.
+    world.place("pong-head-1")
+    world.then.delete("pong-head-1")
+    assert world.head.name == "pong-head-2"
     world = running()
     world.then.delete("pong-head-1")
     assert world.plan().due == world.pods["pong-head-1"].deletion_deadline
@@ -216,16 +203,6 @@ def test_head_that_was_told_to_end_may_count_its_last_frames() -> None:
 
 
 # -- the operator ----------------------------------------------------------------------------------------------
-
-
-def test_restarted_operator_changes_nothing_in_a_healthy_world() -> None:
-    world = running()
-    world.restart_operator()
-    plan = world.step()
-    # It does not know whether the Secret is there, and asks for it once.
-    assert plan.actions == (CreateTokens(),)
-    assert plan.status is None
-    assert not changes(world.plan())
 
 
 def test_operators_agree_on_the_successor_of_a_pod() -> None:
@@ -287,20 +264,11 @@ def test_template_that_the_api_server_refuses_tears_nothing_down() -> None:
     world.tick(599)
     world.then.collect(2000)
     assert len(of_kind(world.done, CheckTemplate)) == checks, "no hot loop"
+    world.wait(1)
+    assert len(of_kind(world.done, CheckTemplate)) > checks, "it may be allowed by now"
     world.apply(image="example/cormorant:1")
     assert world.condition("Accepted") == "True/Accepted"
     assert set(world.pods) == pods
-
-
-def test_refused_template_is_retried_after_ten_minutes() -> None:
-    world = World(image="example/broken:1", runPolicy={"startupDeadlineSeconds": 0})
-    world.bad_image = "example/broken:1"
-    world.settle()
-    assert world.plan().due == world.now + timedelta(seconds=600)
-    world.bad_image = ""
-    world.tick(600)
-    world.run()
-    assert world.condition("Accepted") == "True/Accepted"
 
 
 def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:

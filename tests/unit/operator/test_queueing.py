@@ -77,9 +77,10 @@ def test_admitted_job_runs_where_kueue_says() -> None:
     assert world.kueue.condition("PodsReady") == "True/Started"
 
 
-def test_eviction_drains_and_gives_the_quota_back() -> None:
+@pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("Deactivated", "False")])
+def test_eviction_drains_and_gives_the_quota_back(reason: str, requeued: str) -> None:
     world = admitted()
-    world.kueue.evict(world.now)
+    world.kueue.evict(world.now, reason)
     world.settle()
     assert (world.known.answer.phase, world.job.status.phase) == ("Draining", "Suspending")
     assert world.condition("Suspended") == "False/Evicted"
@@ -92,7 +93,7 @@ def test_eviction_drains_and_gives_the_quota_back() -> None:
     assert (world.pods, "admission" in world.kueue.status) == ({}, False)
     assert world.kueue.condition("QuotaReserved") == "False/Pending"
     assert world.kueue.condition("Admitted") == "False/NoReservation"
-    assert world.kueue.condition("Requeued") == "True/Preempted"
+    assert world.kueue.condition("Requeued") == f"{requeued}/{reason}", "Kueue itself queues a deactivated one again"
     assert world.kueue.condition("PodsReady") == "False/WaitForStart"
     assert (world.job.status.phase, world.job.status.reason) == ("Pending", "WaitingForQuota")
     # Admitted again, it goes on where it was.
@@ -101,15 +102,6 @@ def test_eviction_drains_and_gives_the_quota_back() -> None:
     assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1500)
     assert (world.job.status.head_restarts, world.kueue.condition("PodsReady")) == (0, "True/Started")
     assert "Evicted" in world.told
-
-
-def test_deactivated_workload_is_not_queued_again_by_us() -> None:
-    world = admitted()
-    world.kueue.evict(world.now, "Deactivated")
-    world.settle()
-    world.finish(world.head.name, exit_code=143)
-    gone(world)
-    assert world.kueue.condition("Requeued") == "False/Deactivated"
 
 
 def test_deleted_workload_destroys_nothing() -> None:

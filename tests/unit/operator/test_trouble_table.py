@@ -320,12 +320,6 @@ def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
     assert world.job.status.weights.version == 7
 
 
-def test_frames_that_go_back_within_an_epoch_are_ignored() -> None:
-    world = running()
-    world.then.say(world.head, frames=10)
-    assert world.job.status.frames.collected == 1000
-
-
 def test_status_stays_small_however_many_pods_fail() -> None:
     world = running(replicas=30, runPolicy={"progressDeadlineSeconds": 0})
     for pod in world.live():
