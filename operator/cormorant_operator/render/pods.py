@@ -24,7 +24,7 @@ from cormorant_contract.children import (
     tokens_secret,
 )
 from cormorant_contract.job import API_VERSION, KIND
-from cormorant_contract.workers import WorkerGroup
+from cormorant_contract.workers import Head, WorkerGroup
 from cormorant_operator import names
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
@@ -97,22 +97,16 @@ def owner_reference(job: Job) -> dict[str, Any]:
 
 
 def head_pod(
-    job: Job,
-    defaults: OperatorDefaults,
-    origin: PodOrigin,
-    *,
-    epoch: int,
-    floor_frames: int,
-    version: int = 0,
+    job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, version: int = 0
 ) -> Manifest:
     """The head pod of an epoch. `floor_frames` and `version`: frames that are not collected again and newest weights of
     earlier heads.
     """
-    head, secret = job.spec.head, tokens_secret(job.name)
+    head = job.spec.head
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
     grace_s = _grace_s(head.template)
-    own = {"CORMORANT_JOB": job.name, "CORMORANT_EPOCH": str(epoch), "CORMORANT_PUBLISHED_VERSION": str(version)}
+    own = {"CORMORANT_EPOCH": str(epoch), "CORMORANT_PUBLISHED_VERSION": str(version)}
     container: dict[str, Any] = {
         "command": [
             *(*_SUPERVISOR, "head", "--"),
@@ -123,7 +117,7 @@ def head_pod(
             *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(grace_s // 2)),
             *("--last-words", _TERMINATION_LOG),
         ],
-        "env": _environment(own, secret=secret),
+        "env": _environment(job, own),
         "ports": [
             {"name": "api", "containerPort": API_PORT},
             {"name": "data", "containerPort": DATA_PORT},
@@ -136,33 +130,24 @@ def head_pod(
         ],
         **_probes(API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
+    # Not world-readable: the head rejects a token file that others can read.
+    tokens = {**_secret_volume(tokens_secret(job.name)), "items": [{"key": "tokens.json", "path": "tokens.json"}]}
     volumes = [
         {"name": "job", "configMap": {"name": names.config_map(job.name, job.templates.config)}},
-        # Not world-readable: the head rejects a token file that others can read.
-        {
-            "name": "tokens",
-            "secret": {
-                "secretName": secret,
-                "defaultMode": 0o440,
-                "items": [{"key": "tokens.json", "path": "tokens.json"}],
-            },
-        },
+        {"name": "tokens", "secret": tokens},
         {"name": "state", **state},
     ]
     if head.tls is not None:
-        certificate = {"secretName": head.tls.secret_name or tls_secret(job.name), "defaultMode": 0o440}
-        volumes.append({"name": "tls", "secret": certificate})
+        volumes.append({"name": "tls", "secret": _secret_volume(head.tls.secret_name or tls_secret(job.name))})
         container["volumeMounts"].append({"name": "tls", "mountPath": _TLS_FOLDER, "readOnly": True})
         container["command"] += [names.TLS_OPTION, f"{_TLS_FOLDER}/tls.crt", "--tls-key", f"{_TLS_FOLDER}/tls.key"]
     return _pod(
         job,
         defaults,
         origin,
-        role=HEAD,
+        head,
         name=names.head_pod(job.name, epoch=epoch),
         labels={EPOCH: str(epoch), names.TEMPLATE: job.templates.head},
-        resources=head.resources,
-        overlay=head.template,
         annotations={
             **({"prometheus.io/scheme": "https"} if head.tls is not None else {}),
             **({names.CUDA_IMAGE: origin.cuda_image} if origin.cuda_image else {}),
@@ -180,7 +165,6 @@ def worker_pod(
     openenv = None if group.serves else job.spec.env.openenv
     own = {
         "CORMORANT_HEAD": f"{names.head_service(job.name)}:{GCS_PORT}",
-        "CORMORANT_JOB": job.name,
         "CORMORANT_GROUP": group.name,
         "CORMORANT_INDEX": str(index),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
@@ -196,16 +180,13 @@ def worker_pod(
         job,
         defaults,
         origin,
-        role=WORKER,
+        group,
         name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
         labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt), names.TEMPLATE: template},
-        resources=group.resources,
-        is_gpu=group.device == "gpu",
-        overlay=group.template,
         grace_s=grace_s,
         container={
             "command": [*_SUPERVISOR, "worker"],
-            "env": _environment(own, secret=tokens_secret(job.name)),
+            "env": _environment(job, own),
             "ports": [{"name": "metrics", "containerPort": port}],
             "volumeMounts": [],
             **_probes(port, listens_after_s=2),
@@ -216,11 +197,16 @@ def worker_pod(
     )
 
 
-def _environment(own: Mapping[str, str], *, secret: str) -> list[dict[str, Any]]:
-    """Environment of a container: its own variables and the common ones. `secret`: name of the token Secret."""
+def _secret_volume(name: str) -> dict[str, Any]:
+    return {"secretName": name, "defaultMode": 0o440}
+
+
+def _environment(job: Job, own: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Environment of a container: its own variables and the common ones."""
+    secret = {"name": tokens_secret(job.name), "key": "ray"}
     return [
-        *({"name": name, "value": value} for name, value in {**_COMMON, **own}.items()),
-        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}},
+        *({"name": name, "value": value} for name, value in {**_COMMON, "CORMORANT_JOB": job.name, **own}.items()),
+        {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": secret}},
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
     ]
 
@@ -243,19 +229,17 @@ def _pod(
     job: Job,
     defaults: OperatorDefaults,
     origin: PodOrigin,
+    part: Head | WorkerGroup,
     *,
-    role: str,
     name: str,
     labels: Mapping[str, str],
-    resources: Mapping[str, Any],
-    is_gpu: bool = False,
-    overlay: Mapping[str, Any],
     annotations: Mapping[str, str],
     grace_s: int,
     container: Mapping[str, Any],
     volumes: list[dict[str, Any]],
     sidecars: Sequence[dict[str, Any]] = (),
 ) -> Manifest:
+    role, is_gpu = (WORKER, part.device == "gpu") if isinstance(part, WorkerGroup) else (HEAD, False)
     # Writable, unlike the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
     volumes = [
         *volumes,
@@ -263,7 +247,7 @@ def _pod(
         {"name": "shm", "emptyDir": {"medium": "Memory"}},
     ]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    resources = _with_defaults(role, resources, overlay, is_gpu=is_gpu)
+    resources = _with_defaults(role, part.resources, part.template, is_gpu=is_gpu)
     code, code_folder, init_containers, env = job.spec.code, CODE_FOLDER, [*sidecars], [*container["env"]]
     if code is not None:
         mount: dict[str, Any] = {"name": "code", "mountPath": CODE_FOLDER}
@@ -318,7 +302,7 @@ def _pod(
             "volumes": volumes,
         },
     }
-    template, placement = merge(base, overlay), origin.placement
+    template, placement = merge(base, part.template), origin.placement
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     metadata = metadata if isinstance(metadata, Mapping) else {"annotations": metadata}
     if placement != NO_PLACEMENT and isinstance(spec, Mapping):
