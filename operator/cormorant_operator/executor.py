@@ -72,7 +72,7 @@ class Executor:
                 case plan.DeleteJob():
                     await self._delete_job(job)
                 case plan.CheckNode():
-                    await self._check_node(job, action.name, state)
+                    await self._check_node(action.name, state)
                 case plan.SetDesired() | plan.DrainHead():
                     await self._send_to_head(job, action)
         except (errors.KubeRefused, errors.KubeNotFound, errors.ServerFault) as error:
@@ -123,9 +123,6 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
-        # Verdicts of the job's current templates.
-        templates = {job.templates.head, *map(job.templates.worker, job.spec.worker_groups)}
-        state.verdicts = {name: found for name, found in state.verdicts.items() if name in templates}
         state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
@@ -251,7 +248,7 @@ class Executor:
                 await self._api.create(secret(job, self._key, owner=owner))
         state.has_tokens = True
 
-    async def _check_node(self, job: Job, name: str, state: JobState) -> None:
+    async def _check_node(self, name: str, state: JobState) -> None:
         at = self._clock()
         try:
             fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
@@ -261,8 +258,6 @@ class Executor:
             # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
-        used = {pod.node for pod in self._cache.record(job.uid).pods}
-        state.nodes = {other: found for other, found in state.nodes.items() if other in used}
         state.nodes[name] = fact
 
     # -- the job and its head ----------------------------------------------------------------------------------

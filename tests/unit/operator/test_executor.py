@@ -1,7 +1,6 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
-from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -39,17 +38,8 @@ def test_unreadable_node_is_not_lost() -> None:
     world.api.refused["GET secret"] = 403
     for name, is_lost in {"healthy": False, "silent": True, "gone": True, "secret": False}.items():
         world.do(orders.CheckNode(name=name))
-        # Those that no pod of the job has are forgotten.
-        assert {other: fact.is_lost for other, fact in world.known.nodes.items()} == {name: is_lost}
+        assert world.known.nodes[name].is_lost == is_lost
     assert world.known.refusals == {}
-
-
-def test_verdicts_on_earlier_templates_are_forgotten() -> None:
-    world = World()
-    check = of_kind(world.plan().actions, orders.CheckTemplate)[0]
-    world.do(replace(check, template="earlier"))
-    world.do(check)
-    assert world.known.verdicts.keys() == {world.job.templates.head}
 
 
 # -- the token Secret: it may be created, and neither read nor deleted -------------------------------------------
