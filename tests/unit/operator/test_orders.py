@@ -19,17 +19,6 @@ from cormorant_testing.operator_world import BEGIN, World, changes, of_kind, run
 # -- orders of people ------------------------------------------------------------------------------------------
 
 
-def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
-    world = running()
-    world.edit(replicas=4)
-    plan = world.step()
-    assert len(of_kind(plan.actions, CreatePod)) == 2
-    assert [action.desired.groups for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 4}]
-    world.run()
-    assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
-    assert world.job.status.elastic.replicas == 4
-
-
 def test_scaling_down_waits_for_finished_workers() -> None:
     world = running(replicas=4)
     world.edit(replicas=2)
@@ -63,16 +52,6 @@ def test_no_worker_at_all_pauses_the_fleet() -> None:
     world.edit(replicas=1)
     world.run()
     assert (len(world.live()), world.condition("Paused")) == (1, "False/NotPaused")
-
-
-def test_paused_is_told_to_the_head_and_pods_stay() -> None:
-    world = running()
-    pods = set(world.pods)
-    world.edit(paused=True)
-    plan = world.step()
-    assert [action.desired.paused for action in of_kind(plan.actions, SetDesired)] == [True]
-    world.settle()
-    assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
 
 
 def test_suspend_drains_and_resume_is_a_new_epoch() -> None:

@@ -54,20 +54,23 @@ def mounts(pod: Manifest) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in main_container(pod)["volumeMounts"]}
 
 
-@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
-def test_pods_satisfy_the_restricted_level(pod: Manifest) -> None:
-    spec, container = pod["spec"], main_container(pod)
-    assert spec["securityContext"]["runAsNonRoot"]
-    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-    assert container["securityContext"] == {
-        "allowPrivilegeEscalation": False,
-        "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
-    }
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["restartPolicy"] == "Never"
-    assert {t["tolerationSeconds"] for t in spec["tolerations"]} == {30}
-    assert {"/tmp", "/dev/shm"} <= mounts(pod).keys()
+@pytest.mark.parametrize("has_fixed_user", [True, False])
+def test_pods_satisfy_the_restricted_level(has_fixed_user: bool) -> None:
+    for pod in both(defaults=OperatorDefaults(has_fixed_user=has_fixed_user)):
+        spec, container = pod["spec"], main_container(pod)
+        assert spec["securityContext"]["runAsNonRoot"]
+        ids = spec["securityContext"].keys() & {"runAsUser", "runAsGroup", "fsGroup"}
+        assert len(ids) == (3 if has_fixed_user else 0)
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["restartPolicy"] == "Never"
+        assert {t["tolerationSeconds"] for t in spec["tolerations"]} == {30}
+        assert {"/tmp", "/dev/shm"} <= mounts(pod).keys()
 
 
 @pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
@@ -113,6 +116,7 @@ def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told:
     assert command[command.index("--drain-seconds") + 1] == str(told // 2)
 
 
+CLAIMING = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
 CLAIMS = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
 OTHERS = ("nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915")
 
@@ -129,21 +133,20 @@ OTHERS = ("nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.
             {"template": {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"amd.com/gpu": 1}}}]}}},
             {"amd.com/gpu": 1},
         ),
-        ({"template": {"spec": {"resourceClaims": CLAIMS}}}, {}),
+        ({"template": {"spec": {"resourceClaims": CLAIMS, "containers": [CLAIMING]}}}, {}),
         ({"resources": {"claims": [{"name": "gpu"}]}}, {}),
     ],
 )
 def test_gpu_group_has_a_device_and_never_a_second_one(group: dict[str, Any], limits: dict[str, Any]) -> None:
     pod = worker(**{"device": "gpu"} | group)
     assert main_container(pod)["resources"].get("limits", {}) == limits
+    if "resourceClaims" in pod["spec"]:
+        assert (pod["spec"]["resourceClaims"], main_container(pod)["resources"]["claims"]) == (
+            CLAIMS,
+            [{"name": "gpu"}],
+        )
     tolerated = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert (tolerated in pod["spec"]["tolerations"]) == ("device" not in group)
-
-
-def test_resource_claim_of_a_template_reaches_the_container() -> None:
-    ours = {"name": "worker", "resources": {"claims": [{"name": "gpu"}]}}
-    pod = worker(device="gpu", template={"spec": {"resourceClaims": CLAIMS, "containers": [ours]}})
-    assert (pod["spec"]["resourceClaims"], main_container(pod)["resources"]["claims"]) == (CLAIMS, [{"name": "gpu"}])
 
 
 def test_requests_are_filled_in_where_nothing_is_said() -> None:
@@ -172,12 +175,6 @@ def test_pods_run_on_nodes_that_can_run_the_image() -> None:
     (term,) = both["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchExpressions"] == [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64", "arm64"]}]
     assert both["nodeSelector"] == linux
-
-
-def test_user_is_the_platforms_where_it_gives_one() -> None:
-    for pod in both(defaults=OperatorDefaults(has_fixed_user=False)):
-        assert pod["spec"]["securityContext"].keys().isdisjoint({"runAsUser", "runAsGroup", "fsGroup"})
-        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
 
 
 def test_scratch_space_has_a_limit() -> None:
@@ -449,15 +446,9 @@ def test_own_container_decides_though_a_sidecar_runs_on(code: int, phase: str) -
         initContainerStatuses=[container("istio-proxy", running={})],
     )
     assert (native.phase, native.has_sidecar) == (phase, False), "its kubelet ends a native sidecar"
-
-
-def test_sidecar_that_ended_alone_ends_nothing() -> None:
-    pod = seen(
-        head(),
-        phase="Running",
-        containerStatuses=[container("head", running={}), container("proxy", terminated={**ENDED, "exitCode": 1})],
-    )
-    assert (pod.phase, pod.has_sidecar, pod.is_live) == ("Running", False, True)
+    alone = [container("head", running={}), container("proxy", terminated={**ENDED, "exitCode": code})]
+    goes_on = seen(head(), phase="Running", containerStatuses=alone)
+    assert (goes_on.phase, goes_on.has_sidecar, goes_on.is_live) == ("Running", False, True)
 
 
 @pytest.mark.parametrize("reason", ["OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity", "SomethingNew"])

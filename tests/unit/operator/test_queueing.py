@@ -348,31 +348,40 @@ def test_resumed_job_starts_together_with_its_new_minimum(has_lost: bool) -> Non
     assert (counts(world), gangs(world)) == ([2], pod_groups(world) * 3)
 
 
-def test_pod_that_ends_before_it_has_a_node_is_replaced_in_the_gang() -> None:
+def ran() -> World:
     world = made()
-    gangs(world)
-    world.vanish(world.live()[0].name)
-    world.then.vanish(world.head.name)
-    assert (gangs(world), counts(world)) == (pod_groups(world) * 2, [])
+    world.run()
+    return world
 
 
 def failed_twice() -> World:
     """A job that runs; the next failure of its first worker is followed by a backoff."""
-    world = made()
-    world.run()
+    world = ran()
     for _ in range(2):
         world.then.finish(world.live()[0].name)
         world.start_all()
     return world
 
 
-def test_nothing_waits_for_a_slot_in_its_backoff() -> None:
-    world = failed_twice()
-    world.vanish(world.head.name)
-    world.vanish(world.live()[0].name)
+@pytest.mark.parametrize(
+    ("begin", "happens", "workers", "together", "alone"),
+    [
+        pytest.param(made, World.vanish, 1, 2, 0, id="no pod had a node"),
+        pytest.param(failed_twice, World.vanish, 1, 0, 2, id="a slot is in its backoff"),
+        pytest.param(ran, World.finish, 2, 3, 0, id="all pods ended"),
+        pytest.param(ran, World.delete, 2, 0, 2, id="workers start while the head drains on its node"),
+    ],
+)
+def test_head_and_workers_are_replaced_together_where_none_has_a_node(
+    begin: Callable[[], World], happens: Callable[..., None], workers: int, together: int, alone: int
+) -> None:
+    world = begin()
+    names = pod_groups(world)
     gangs(world)
+    for pod in (world.head, *world.live()[:workers]):
+        happens(world, pod.name)
     world.settle()
-    assert (gangs(world), counts(world)) == (["", ""], [])
+    assert (gangs(world), pod_groups(world)) == (names * together + [""] * alone, names)
 
 
 def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
@@ -382,21 +391,6 @@ def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
     gangs(world)
     world.apply(workerGroups=[{**OF_TWO[0], "resources": {"requests": {"cpu": "2"}}}])
     assert gangs(world) == pod_groups(world) * 3
-
-
-@pytest.mark.parametrize(
-    ("happens", "is_together"),
-    [(World.finish, True), pytest.param(World.delete, False, id="workers start while the head drains on its node")],
-)
-def test_job_that_lost_all_its_pods_starts_together(happens: Callable[..., None], is_together: bool) -> None:
-    world = made()
-    world.run()
-    (name,) = pod_groups(world)
-    for pod in list(world.pods):
-        happens(world, pod)
-    gangs(world)
-    world.settle()
-    assert (gangs(world), pod_groups(world)) == ([name] * 3 if is_together else ["", ""], [name])
 
 
 @pytest.mark.parametrize(
@@ -429,10 +423,7 @@ def test_queue_replaces_the_gang() -> None:
     assert pod_groups(world) == []
 
 
-def test_without_the_api_or_its_permission_pods_name_no_group() -> None:
-    world = World(workerGroups=OF_TWO)
-    world.settle()
-    assert (pod_groups(world), gangs(world)) == ([], [""] * 3)
+def test_without_the_permission_for_pod_groups_pods_name_none() -> None:
     world = World(defaults=SERVED, workerGroups=OF_TWO)
     for _ in range(5):
         plan = world.plan()

@@ -329,11 +329,13 @@ def test_status_stays_small_however_many_pods_fail() -> None:
     assert not changes(world.plan())
 
 
-def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
-    world = running(paused=True)
-    world.settle()
-    assert world.condition("Paused") == "True/Spec"
-    assert (world.message("Paused"), world.told.count("Paused")) == ("paused by spec.paused", 1)
+def test_pause_keeps_pods_and_looks_like_no_lease_when_it_is_taken_back() -> None:
+    world = running()
+    pods = set(world.pods)
+    world.apply(paused=True)
+    assert (world.known.answer.is_spec_paused, set(world.pods), world.job.status.phase) == (True, pods, "Paused")
+    assert (world.condition("Paused"), world.message("Paused")) == ("True/Spec", "paused by spec.paused")
+    assert world.told.count("Paused") == 1
     world.apply(paused=False)
     # Told to go on, it has not said yet that it does.
     world.then.say(world.head, pause_state="paused", is_spec_paused=False)
