@@ -237,7 +237,7 @@ def test_what_exists_or_cannot_be_known_is_no_problem(folder: Path, entrypoint: 
     ("entrypoint", "kwargs", "sentence"),
     [
         ("my_polices:make", {}, "there is no module my_polices; did you mean my_policies?"),
-        ("nothing_alike:make", {}, "there is no module nothing_alike; put the policy's module beside"),
+        ("nothing_alike:make", {}, "there is no module nothing_alike; put it beside the manifest"),
         ("my_policy:make", {}, "there is no module my_policy; did you mean my_policies?"),  # and not mypy
         ("pkg.net:make", {}, "there is no module pkg.net; did you mean pkg.nets?"),
         ("my_policies:mak", {}, "my_policies has no mak; did you mean make?"),
