@@ -11,15 +11,14 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
-from datetime import timedelta
 from typing import TYPE_CHECKING, Literal
 
 import typer
 from rich.console import Console, Group
 from rich.live import Live
-from rich.progress_bar import ProgressBar
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
-from rich.table import Table
 from rich.text import Text
 
 from cormorant_cli.printing import RECENT_EPISODES, counted, size_of, speaks_json
@@ -32,7 +31,6 @@ Event = Mapping[str, object]
 
 _WINDOW_S = 10.0
 _MOST_WORKERS = 8
-_BAR_WIDTH = 40
 _LOUD = ("warning", "error", "critical")
 _SENTENCES = {
     "worker_ready": "worker {worker} is ready after {seconds:.1f} s",
@@ -41,6 +39,7 @@ _SENTENCES = {
 }
 """Sentences for the events that users look for."""
 _NOT_OF_USERS = re.compile(r'  File "(?:<frozen|[^"]*/(?:cormorant_\w+|\w+-packages|lib/python3[.\d]*)/)')
+_NUMBER = re.compile(r"\d+")
 _CHAINED = re.compile(r"(\n\n(?:The above exception was|During handling of)[^\n]*\n\n)")
 
 
@@ -57,20 +56,6 @@ class RunPlan:
     """URI; empty when frames go to the queue alone."""
     counts: Literal["frames", "episodes"] = "frames"
     """Unit of the run's counts; an evaluation counts episodes."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    fleet: "FleetStats"
-    fps: float
-    """Frames stepped per second over the last ten seconds."""
-    waits_for: str = ""
-    """Why no frames are collected at the moment, in a sentence; empty while they are."""
-
-    @property
-    def trouble(self) -> str:
-        """The problem to show: environments that keep failing come before a wait."""
-        return self.fleet.env_failures.partition("\n")[0] or self.waits_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,14 +78,13 @@ class Summary:
 class Rate:
     """Frames per second over a sliding window."""
 
-    def __init__(self, window_s: float = _WINDOW_S) -> None:
-        self._window_s = window_s
+    def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque()
 
     def observe(self, now: float, frames: int) -> float:
         """Record a count, and return the rate since the oldest count in the window; 0.0 at first."""
         self._seen.append((now, frames))
-        while len(self._seen) > 2 and now - self._seen[1][0] >= self._window_s:
+        while len(self._seen) > 2 and now - self._seen[1][0] >= _WINDOW_S:
             self._seen.popleft()
         then, before = self._seen[0]
         return (frames - before) / (now - then) if now > then else 0.0
@@ -122,11 +106,11 @@ class JsonDisplay:
         """`{"event": "serving", ...}`, without the page's token: programs read the file."""
         _echo_json("serving", {"url": url, "token_file": token_file})
 
-    def progress(self, snapshot: Snapshot) -> None:
-        stats = snapshot.fleet.summary()
-        workers = [asdict(worker) for worker in snapshot.fleet.workers]
-        rest = {"queued_batches": stats.queued_batches, "workers": workers, "waits_for": snapshot.waits_for}
-        _echo_json("progress", {**_counts(stats, snapshot.fps), **rest})
+    def progress(self, fleet: "FleetStats", fps: float, waits_for: str = "") -> None:
+        """Show a fleet that steps `fps` frames per second, or waits: why, in a sentence."""
+        stats, workers = fleet.summary(), [asdict(worker) for worker in fleet.workers]
+        rest = {"queued_batches": stats.queued_batches, "workers": workers, "waits_for": waits_for}
+        _echo_json("progress", {**_counts(stats, fps), **rest})
 
     def log(self, event: Event) -> None:
         """Omits tracebacks without user code: the command's last message explains the error."""
@@ -154,7 +138,7 @@ class PlainDisplay:
         self._last_wait, self._counts = "", "frames"
         self._is_verbose = is_verbose
         self._told: set[object] = set()
-        """Warnings shown so far. One is repeated only when a number in it has more digits than before."""
+        """Warnings shown so far."""
 
     def begin(self, plan: RunPlan) -> None:
         self._counts = plan.counts
@@ -166,28 +150,21 @@ class PlainDisplay:
         self._say(f"live page: {page}")
         self._say(f"REST API: {url}{f'; tokens are in {token_file}' if token_file else ''}")
 
-    def progress(self, snapshot: Snapshot) -> None:
+    def progress(self, fleet: "FleetStats", fps: float, waits_for: str = "") -> None:
         """Print one line; while the job waits, only the first."""
         # Without its seconds, the sentence stays the same while a job waits.
-        sentence = snapshot.waits_for
-        wait = sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
-        if wait and wait == self._last_wait:
+        before, self._last_wait = self._last_wait, _NUMBER.sub("", waits_for)
+        stats = fleet.summary()
+        amount = _amount(stats, self._counts)
+        if waits_for:
+            if self._last_wait != before:
+                self._say(f"{waits_for} ({amount})")
             return
-        self._last_wait = wait
-        stats = snapshot.fleet.summary()
-        if wait:
-            self._say(f"{snapshot.waits_for} ({_amount(stats, self._counts)})")
-            return
-        parts = (
-            _amount(stats, self._counts),
-            f"{snapshot.fps:,.0f} frames/s",
-            *_details(stats),
-            _workers_line(snapshot.fleet),
-        )
-        if (trouble := snapshot.trouble) and (cause := re.sub(r"\d", "0", trouble)) not in self._told:
+        trouble = _trouble_of(fleet)
+        if trouble and (cause := _NUMBER.sub("", trouble)) not in self._told:
             self._told.add(cause)
             self._say(f"warning: {trouble}")
-        self._say(", ".join(parts))
+        self._say(", ".join((amount, f"{fps:,.0f} frames/s", *_details(stats), _workers_line(fleet))))
 
     def log(self, event: Event) -> None:
         if line := self._line_of(event):
@@ -224,43 +201,33 @@ class LiveDisplay(PlainDisplay):
         super().__init__(is_verbose=is_verbose)
         self._console = console
         self._shares_stderr = shares_stderr
-        self._job = ""
+        self._bar = Progress(
+            TextColumn("[bold]{task.description}"),
+            BarColumn(complete_style="green", finished_style="green", pulse_style="green"),  # rich's own is red
+            TextColumn("{task.fields[amount]}"),
+            TextColumn("[bold cyan]{task.fields[rate]}"),
+            TimeRemainingColumn(),
+        )
+        self._task = self._bar.add_task("", total=None, amount="", rate="")
         self._live = Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
 
     def begin(self, plan: RunPlan) -> None:
         """Show that workers are starting, which takes seconds."""
-        self._job, self._counts = plan.job, plan.counts
+        self._counts = plan.counts
+        self._bar.update(self._task, description=escape(plan.job), total=plan.total_frames)
         self._say(_opening(plan))
         self._live.start()
         self._live.update(Spinner("dots", text=Text(_starting(plan))))
 
-    def progress(self, snapshot: Snapshot) -> None:
-        stats, left = snapshot.fleet.summary(), ""
-        # The rate is one of frames, also where episodes are counted.
-        length = stats.mean_length if self._counts == "episodes" else 1
-        if stats.total_frames is not None and snapshot.fps > 0 and length is not None:
-            seconds = length * max(0, stats.total_frames - stats.frames) / snapshot.fps
-            left = f"{timedelta(seconds=int(seconds))} left"
-        top = Table.grid(padding=(0, 2))
-        bar = ProgressBar(
-            total=stats.total_frames or 1,
-            completed=min(stats.frames, stats.total_frames or 1),
-            width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
-            pulse=stats.total_frames is None,
-            complete_style="green",  # rich's own is red
-            pulse_style="green",
-        )
-        top.add_row(
-            Text(self._job, style="bold", no_wrap=True),
-            bar,
-            Text(_amount(stats, self._counts), no_wrap=True),
-            Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
-            Text(left, style="dim", no_wrap=True),
-        )
-        last = Text(_workers_line(snapshot.fleet), style="dim", no_wrap=True, overflow="ellipsis")
-        if trouble := snapshot.trouble:
+    def progress(self, fleet: "FleetStats", fps: float, waits_for: str = "") -> None:
+        stats = fleet.summary()
+        amount = _amount(stats, self._counts)
+        self._bar.update(self._task, completed=stats.frames, amount=amount, rate=f"{fps:,.0f} frames/s")
+        last = Text(_workers_line(fleet), style="dim", no_wrap=True, overflow="ellipsis")
+        if trouble := _trouble_of(fleet) or waits_for:
             last = Text(trouble, style="bold yellow", no_wrap=True, overflow="ellipsis")
-        self._live.update(Group(top, Text(" · ".join(_details(stats)), no_wrap=True, overflow="ellipsis"), last))
+        details = Text(" · ".join(_details(stats)), no_wrap=True, overflow="ellipsis")
+        self._live.update(Group(self._bar, details, last))
 
     def log(self, event: Event) -> None:
         line = self._line_of(event)
@@ -386,6 +353,10 @@ def _metrics(stats: "Stats") -> Iterator[str]:
 
 def _dropped(stats: "Stats") -> str:
     return ", ".join(f"{count:,} ({reason})" for reason, count in sorted(stats.dropped.items()))
+
+
+def _trouble_of(fleet: "FleetStats") -> str:
+    return fleet.env_failures.partition("\n")[0]
 
 
 def _workers_line(fleet: "FleetStats") -> str:

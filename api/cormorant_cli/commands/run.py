@@ -26,7 +26,7 @@ import typer
 
 from cormorant_cli.errors import INTERRUPTED, BadInput, CliError, CommandFailed, installed
 from cormorant_cli.printing import say_end
-from cormorant_cli.progress import Display, Rate, RunPlan, Snapshot, Summary, choose_display
+from cormorant_cli.progress import Display, Rate, RunPlan, Summary, choose_display
 from cormorant_contract.disk import local_path, write_durably
 from cormorant_contract.errors import ManifestError, missing_library
 from cormorant_contract.job import CollectorJob
@@ -377,7 +377,7 @@ class _Session:
             self._due = now + self._display.interval_s
             waits_for = server.waits_for(stats) if server is not None else ""
             fps = self._rate.observe(now, stats.stepped_frames) * (not stats.paused)
-            self._display.progress(Snapshot(fleet=stats, fps=fps, waits_for=waits_for))
+            self._display.progress(stats, fps, waits_for)
 
 
 def _head_settings(port: int, directory: Path | None) -> "HeadSettings":
