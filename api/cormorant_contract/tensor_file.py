@@ -93,22 +93,6 @@ def looks_like_pickle(head: bytes) -> bool:
     return head.startswith(_PICKLE_MAGIC)
 
 
-def header_size(head: bytes | memoryview, *, file_size: int) -> int:
-    """Bytes of the length field and the header together, from a file's first 8 bytes. MalformedTensorFile if the length
-    is impossible.
-    """
-    if len(head) < _LENGTH_BYTES:
-        raise MalformedTensorFile(
-            f"the file has {len(head)} bytes; a safetensors file has at least {_LENGTH_BYTES + 2}"
-        )
-    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
-    if length > MAX_HEADER_BYTES:
-        raise MalformedTensorFile(f"the header claims {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
-    if _LENGTH_BYTES + length > file_size:
-        raise MalformedTensorFile(f"the header claims {length:,} bytes, the whole file has {file_size:,}")
-    return _LENGTH_BYTES + length
-
-
 def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None = None) -> TensorFile:
     """Read the header of a safetensors file and check that its tensors fill the rest exactly: no gap, no overlap.
 
@@ -120,7 +104,11 @@ def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None 
         MalformedTensorFile: the header contradicts itself or the file's size; names the tensor and the values.
     """
     size = len(data) if file_size is None else file_size
-    start = header_size(memoryview(data)[:_LENGTH_BYTES], file_size=size)
+    start = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    if len(data) < _LENGTH_BYTES or start > min(size, _LENGTH_BYTES + MAX_HEADER_BYTES):
+        raise MalformedTensorFile(
+            f"of {size:,} bytes, the header claims {start:,}; at most {MAX_HEADER_BYTES:,} are read"
+        )
     document = _load_json(bytes(memoryview(data)[_LENGTH_BYTES:start]))
     metadata = document.pop(_METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
@@ -130,15 +118,12 @@ def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None 
     at = 0
     for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
         if entry.begin != at:
-            what = "overlaps the one before" if entry.begin < at else "leaves a gap before it"
-            raise MalformedTensorFile(
-                f'tensor "{name[:80]}" begins at {entry.begin:,} and {what}, which ends at {at:,}', offset=start + at
-            )
+            sentence = f'tensor "{name[:80]}" begins at {entry.begin:,}, and the one before it ends at {at:,}'
+            raise MalformedTensorFile(sentence, offset=start + at)
         at = entry.end
     if start + at != size:
-        raise MalformedTensorFile(
-            f"the tensors take {at:,} bytes, {size - start:,} follow the header", offset=min(start + at, size)
-        )
+        sentence = f"the tensors take {at:,} bytes, {size - start:,} follow the header"
+        raise MalformedTensorFile(sentence, offset=min(start + at, size))
     return TensorFile(tensors=tensors, metadata=metadata, data_start=start)
 
 
@@ -172,7 +157,7 @@ def make_header(
 
 def _load_json(text: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_unique)
         if b"\\u" in text:  # lone surrogates: no reply and no other parser can encode them
             json.dumps(document, ensure_ascii=False).encode()
     except MalformedTensorFile:
@@ -181,9 +166,8 @@ def _load_json(text: bytes) -> dict[str, Any]:
         position = getattr(error, "pos", getattr(error, "start", 0))
         raise MalformedTensorFile(f"the header is not JSON: {error}", offset=_LENGTH_BYTES + position) from error
     if not isinstance(document, dict):
-        raise MalformedTensorFile(
-            f"the header is a JSON {type(document).__name__}, not an object", offset=_LENGTH_BYTES
-        )
+        sentence = f"the header is a JSON {type(document).__name__}, not an object"
+        raise MalformedTensorFile(sentence, offset=_LENGTH_BYTES)
     return document
 
 
@@ -194,10 +178,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise MalformedTensorFile(f'the header names "{key[:80]}" twice', offset=_LENGTH_BYTES)
         found[key] = value
     return found
-
-
-def _refuse_constant(name: str) -> None:
-    raise MalformedTensorFile(f"the header holds {name}, which is not JSON", offset=_LENGTH_BYTES)
 
 
 def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:
@@ -219,16 +199,14 @@ def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:
         raise refuse(f"shape {reprlib.repr(shape)} must be at most {_MAX_DIMS} integers from 0 to 2**63 - 1")
     if not _are_sizes(offsets, most=room) or len(offsets) != 2:
         raise refuse(
-            f"data_offsets {reprlib.repr(offsets)} must be two integers from 0 to {room}, the bytes after the header"
+            f"data_offsets {reprlib.repr(offsets)} must be two integers from 0 to {room}, the bytes that follow"
         )
     if math.prod(size for size in shape if size) * ITEM_BYTES[dtype] > _MAX_BYTES:
         raise refuse(f"{dtype} {reprlib.repr(shape)} has more than 2**63 - 1 bytes")
     begin, end = offsets
     wanted = math.prod(shape) * ITEM_BYTES[dtype]
     if end - begin != wanted:
-        raise refuse(
-            f"data_offsets [{begin}, {end}] hold {end - begin} bytes; {dtype} {reprlib.repr(shape)} needs {wanted}"
-        )
+        raise refuse(f"data_offsets hold {end - begin} bytes; {dtype} {reprlib.repr(shape)} needs {wanted}")
     return TensorEntry(dtype=dtype, shape=tuple(shape), begin=begin, end=end)
 
 

@@ -71,14 +71,14 @@ def tensor(begin: object = 0, end: object = 8, *, dtype: object = "F32", shape: 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "the file has 0 bytes"),
+        (b"", "of 0 bytes, the header claims 8; at most"),
         (file_of({"a": tensor()}, length=2**63), "at most 16,777,216 are read"),
-        (file_of({"a": tensor()}, length=1000), "claims 1,000 bytes, the whole file has"),
+        (file_of({"a": tensor()}, length=1000), "the header claims 1,008"),
         (file_of(b"\xff\xfe"), "the header is not JSON"),
         (file_of(b"[" * 100_000), "the header is not JSON"),
         (file_of([1]), "a JSON list, not an object"),
         (file_of(b'{"a":1,"a":2}'), 'names "a" twice'),
-        (file_of(b'{"a":NaN}'), "holds NaN"),
+        (file_of(b'{"a":NaN}'), "must have dtype"),
         (file_of({"__metadata__": {"a": 1}}, payload=0), "must map strings to strings"),
         (file_of({"a": {"dtype": "F32"}}), "must have dtype, shape and data_offsets"),
         (file_of({"a": tensor(dtype="object")}), "dtype 'object' is not one of"),
@@ -92,10 +92,10 @@ def tensor(begin: object = 0, end: object = 8, *, dtype: object = "F32", shape: 
         (file_of({"a": tensor(shape=[1] * 65)}), r"shape \[1, 1, 1, 1, 1, 1, \.\.\.\] must be at most 64 integers"),
         (file_of(b'{"\\ud800":1}'), "the header is not JSON"),
         (file_of({"a": tensor(8, 0)}), r"hold -8 bytes"),
-        (file_of({"a": tensor(), "b": tensor(4, 12)}, payload=12), "overlaps the one before"),
-        (file_of({"a": tensor(), "b": tensor(12, 20)}, payload=20), "leaves a gap before it"),
+        (file_of({"a": tensor(), "b": tensor(4, 12)}, payload=12), "begins at 4, and the one before it ends at 8"),
+        (file_of({"a": tensor(), "b": tensor(12, 20)}, payload=20), "begins at 12, and the one before it ends at 8"),
         (file_of({"a": tensor()}, payload=9), "the tensors take 8 bytes, 9 follow"),
-        (file_of({"a": tensor()}, payload=7), "must be two integers from 0 to 7, the bytes after the header"),
+        (file_of({"a": tensor()}, payload=7), "must be two integers from 0 to 7, the bytes that follow"),
         (file_of(b'{"a":' + b"9" * 5000 + b"}"), "the header is not JSON"),
     ],
 )
@@ -140,5 +140,5 @@ def test_what_the_parser_takes_the_readers_take(header: dict[str, Any], payload:
 def test_only_the_header_is_needed() -> None:
     header, file = make_header([("a", "F32", (1000, 1000))])
     assert parse_header(header, file_size=file.size_bytes).tensors == file.tensors
-    with pytest.raises(MalformedTensorFile, match="two integers from 0 to 0, the bytes after the header"):
+    with pytest.raises(MalformedTensorFile, match="two integers from 0 to 0, the bytes that follow"):
         parse_header(header)

@@ -234,7 +234,7 @@ def test_tensors_at_odd_offsets_are_read_all_the_same() -> None:
 
 def test_a_fault_in_the_header_says_where_it_lies() -> None:
     text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
-    with pytest.raises(MalformedWeights, match='tensor "a" begins at 4 and leaves a gap') as caught:
+    with pytest.raises(MalformedWeights, match='tensor "a" begins at 4, and the one before it ends at 0') as caught:
         received(len(text).to_bytes(8, "little") + text + bytes(12))
     assert caught.value.offset == 8 + len(text)
 
