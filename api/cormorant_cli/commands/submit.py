@@ -2,8 +2,7 @@
 
     validate locally -> the job -> ConfigMap of --code, which is deleted with the job
 
-    my_policies.py            -> data["my_policies.py"]      readable with kubectl
-    assets.bin                -> binaryData["assets.bin"]
+    my_policies.py            -> binaryData["my_policies.py"]
     my_pkg/__init__.py, ...   -> binaryData["packages.zip"]  a ConfigMap has no folders; Python imports from the archive
 
 Equal files give the same name and bytes; changed code becomes another ConfigMap, and the job's pods are replaced.
@@ -15,11 +14,12 @@ theirs.
 import base64
 import hashlib
 import io
+import os
 import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic.alias_generators import to_camel
@@ -133,17 +133,7 @@ def code_name(files: Files, job: str) -> str:
 
 def code_manifest(files: Files, job: Raw) -> Raw:
     """The ConfigMap. `job`: as the server returned it: Kubernetes deletes the ConfigMap with the job."""
-    text: dict[str, str] = {}
-    binary: dict[str, str] = {}
-    for file, data in files.items():
-        try:
-            words = data.decode()
-        except UnicodeDecodeError:
-            words = "\0"
-        if "\0" in words:
-            binary[file] = base64.b64encode(data).decode()
-        else:
-            text[file] = words
+    binary = {file: base64.b64encode(data).decode() for file, data in files.items()}
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     owner = {key: job[key] for key in ("apiVersion", "kind")} | {key: job["metadata"][key] for key in ("name", "uid")}
     metadata: Raw = {
@@ -152,8 +142,7 @@ def code_manifest(files: Files, job: Raw) -> Raw:
         "labels": {"app.kubernetes.io/name": "cormorant", "app.kubernetes.io/part-of": "cormorant", JOB: name},
         "ownerReferences": [owner],
     }
-    parts = {key: value for key, value in (("data", text), ("binaryData", binary)) if value}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **parts}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "binaryData": binary}
 
 
 def read_code(folder: Path) -> dict[str, bytes]:
@@ -162,27 +151,26 @@ def read_code(folder: Path) -> dict[str, bytes]:
         raise BadInput(f"--code {folder}: {'is a file; name its folder' if folder.exists() else 'no such folder'}")
     files: dict[str, bytes] = {}
     packed: dict[str, bytes] = {}
-    for path in _files_below(folder):
-        relative = path.relative_to(folder)
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise BadInput(f"--code {folder}: cannot read {relative}: {error.strerror or error}") from error
-        if len(relative.parts) > 1:
-            packed[relative.as_posix()] = data
-        elif relative.name == CODE_ARCHIVE and packed:
-            raise BadInput(
-                f"--code {folder}: the name {CODE_ARCHIVE} is reserved for the packed packages; rename the file"
-            )
-        elif not _KEY.fullmatch(relative.name):
-            raise BadInput(
-                f'--code {folder}: "{relative.name}" cannot be a key of a ConfigMap; name files with letters, digits, '
-                "dashes, dots and underscores"
-            )
-        else:
-            files[relative.name] = data
-    names = [*files, *packed]
-    if not any(name.endswith(".py") for name in names):
+
+    def refuse(error: OSError) -> NoReturn:
+        raise BadInput(f"--code: cannot read {error.filename}: {error.strerror or error}") from error
+
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in _SKIPPED]
+        for path in (Path(root, name) for name in names):
+            if path.name.startswith(".") or path.suffix == ".pyc" or path.is_symlink() or not path.is_file():
+                continue
+            name = path.relative_to(folder).as_posix()
+            try:
+                (packed if "/" in name else files)[name] = path.read_bytes()
+            except OSError as error:
+                refuse(error)
+    if bad := [name for name in files if not _KEY.fullmatch(name) or (packed and name == CODE_ARCHIVE)]:
+        raise BadInput(
+            f'--code {folder}: "{bad[0]}" cannot be a key of a ConfigMap; name files with letters, digits, dashes, '
+            f"dots and underscores, and none {CODE_ARCHIVE}, which has the packages"
+        )
+    if not any(name.endswith(".py") for name in (*files, *packed)):
         raise BadInput(f"--code {folder}: no Python files found")
     if packed:
         buffer = io.BytesIO()  # reproducible bytes: no timestamps or modes
@@ -197,15 +185,3 @@ def read_code(folder: Path) -> dict[str, bytes]:
             "or build the code into an image"
         )
     return files
-
-
-def _files_below(folder: Path) -> list[Path]:
-    found = []
-    for path in sorted(folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
-        if path.name.startswith(".") or path.name in _SKIPPED or path.is_symlink():
-            continue
-        if path.is_dir():
-            found += _files_below(path)
-        elif path.is_file() and path.suffix != ".pyc":
-            found.append(path)
-    return found
