@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.spinner import Spinner
 from rich.text import Text
 
-from cormorant_cli.printing import RECENT_EPISODES, counted, size_of, speaks_json
+from cormorant_cli.printing import RECENT_EPISODES, counted, speaks_json
 
 if TYPE_CHECKING:
     from cormorant_contract.fleet import Stats
@@ -69,8 +69,6 @@ class Summary:
     fps: float
     """Frames stored in these seconds, per second."""
     dataset: str
-    dataset_bytes: int | None
-    """Size of the dataset's shards; None without a dataset."""
     report: str = ""
     """The report's HTML file; empty: there is none."""
 
@@ -290,8 +288,7 @@ def summary_lines(summary: Summary, counts: str = "frames") -> list[str]:
         return [*lines, "frames that no learner took were counted but not kept; add output.dataset to keep everything"]
     if counts == "episodes":
         return [*lines, f"results: {summary.dataset}/evaluation.json"]
-    size = size_of(summary.dataset_bytes or 0)
-    lines.append(f"dataset: {summary.dataset}, {stats.frames:,} frames, {size}")
+    lines.append(f"dataset: {summary.dataset}, {stats.frames:,} frames")
     if summary.reason == "interrupted":
         lines.append("run the same command again to continue")
     else:

@@ -263,12 +263,6 @@ class _Session:
             reason: Reason = "already_complete" if is_old else self._collect(fleet, server)
             seconds = time.monotonic() - began
         stats = fleet.stats().summary()
-        size_bytes = None
-        if uri:
-            from cormorant_worker.sinks.dataset import find_dataset
-
-            dataset = find_dataset(uri)
-            size_bytes = sum(shard.size_bytes for part in dataset.parts() for shard in part.records) if dataset else 0
         summary = Summary(
             reason=reason,
             stats=stats,
@@ -276,7 +270,6 @@ class _Session:
             seconds=seconds,
             fps=(stats.frames - before.frames) / seconds,
             dataset=uri,
-            dataset_bytes=size_bytes,
             report=str(self._report) if self._report is not None and self._report.exists() and not is_old else "",
         )
         self._display.end(summary)
