@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 import yaml
@@ -34,18 +34,6 @@ _NO_KIND = ("404 page not found", "the server could not find the requested resou
 """Answers of an API server that lacks a kind."""
 _NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """File with a pod's own namespace."""
-
-
-class _Place(NamedTuple):
-    """Target of a request: an object, or all objects of a kind; no kind: the server itself."""
-
-    kind: str = ""
-    namespace: str = ""
-    name: str = ""
-
-    @property
-    def path(self) -> str:
-        return f"/{api_path(*self)}" if self.kind else "/version"
 
 
 class Cluster:
@@ -71,7 +59,7 @@ class Cluster:
 
     def get(self, kind: str, name: str, *, namespace: str = "") -> Raw:
         """One object. ObjectMissing if there is none."""
-        return self._ask("GET", _Place(kind, namespace, name))
+        return self._send("GET", api_path(kind, namespace, name))[0]
 
     def find(self, kind: str, name: str, *, namespace: str = "") -> Raw | None:
         try:
@@ -81,7 +69,8 @@ class Cluster:
 
     def objects(self, kind: str, *, namespace: str = "", labels: str = "") -> list[Raw]:
         """All objects of a kind with these labels, in one namespace or in all."""
-        found: list[Raw] = self._ask("GET", _Place(kind, namespace), query={"labelSelector": labels})["items"]
+        answer, _ = self._send("GET", api_path(kind, namespace), query={"labelSelector": labels})
+        found: list[Raw] = answer["items"]
         return found
 
     def apply(self, manifest: Raw) -> tuple[Raw, bool]:
@@ -89,19 +78,19 @@ class Cluster:
         refuses the manifest.
         """
         metadata = manifest["metadata"]
-        place = _Place(manifest["kind"], metadata["namespace"], metadata["name"])
+        path = api_path(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         of_apply = "application/apply-patch+yaml"
-        found, status = self._send("PATCH", place, query=query, body=manifest, content_type=of_apply)
+        found, status = self._send("PATCH", path, query=query, body=manifest, content_type=of_apply)
         return found, status == 201
 
     def patch(self, kind: str, name: str, body: Raw, *, namespace: str) -> Raw:
         """Merge a patch into an object."""
-        place, query = _Place(kind, namespace, name), {"fieldManager": MANAGER}
-        return self._ask("PATCH", place, query=query, body=body, content_type="application/merge-patch+json")
+        path, query = api_path(kind, namespace, name), {"fieldManager": MANAGER}
+        return self._send("PATCH", path, query=query, body=body, content_type="application/merge-patch+json")[0]
 
     def version(self) -> str:
-        return str(self._ask("GET", _Place()).get("gitVersion", ""))
+        return str(self._send("GET", "version")[0].get("gitVersion", ""))
 
     # -- a port ----------------------------------------------------------------------------------------------
 
@@ -111,9 +100,9 @@ class Cluster:
         # which costs two seconds per command, and allow one connection at a time.
         from kubernetes.stream.ws_client import portforward_call
 
-        place = _Place("Pod", namespace, pod)
+        path = f"{api_path('Pod', namespace, pod)}/portforward"
         _, url, headers, _, _ = self._api.param_serialize(
-            method="GET", resource_path=f"{place.path}/portforward", auth_settings=["BearerToken"]
+            method="GET", resource_path=f"/{path}", auth_settings=["BearerToken"]
         )
         opened: Future[socket.socket] = Future()
 
@@ -129,18 +118,15 @@ class Cluster:
 
         # The Kubernetes client connects without a time limit, and reports Ctrl-C as a refusal.
         threading.Thread(target=connect, name="cormorant-port-forward", daemon=True).start()
-        with self._translated("GET", place):
+        with self._translated("GET", path):
             return opened.result(timeout_s)
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, place: _Place, **request: Any) -> Raw:
-        return self._send(method, place, **request)[0]
-
     def _send(
         self,
         method: str,
-        place: _Place,
+        path: str,
         *,
         query: Mapping[str, str] | None = None,
         body: object = None,
@@ -155,11 +141,11 @@ class Cluster:
         # patches of a type that custom resources do not support.
         _, url, sent_headers, _, _ = self._api.param_serialize(
             method=method,
-            resource_path=f"{place.path}?{urlencode(given)}" if given else place.path,
+            resource_path=f"/{path}?{urlencode(given)}" if given else f"/{path}",
             header_params=headers,
             auth_settings=["BearerToken"],
         )
-        with self._translated(method, place):
+        with self._translated(method, path):
             reply = self._api.rest_client.pool_manager.request(
                 method,
                 url,
@@ -175,11 +161,11 @@ class Cluster:
             sentence = f"{self.server} did not answer as an API server does: {words}; is it the right context?"
             raise CommandFailed(sentence)
         if reply.status >= 400:
-            raise self._refusal(method, place, reply.status, answer)
+            raise self._refusal(method, path, reply.status, answer)
         return answer, int(reply.status)
 
     @contextmanager
-    def _translated(self, method: str, place: _Place) -> Iterator[None]:
+    def _translated(self, method: str, path: str) -> Iterator[None]:
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -192,13 +178,12 @@ class Cluster:
             reason = str(error.reason or error)
             answer = _read_json(reason.rpartition("-+-+-")[2].strip().encode())
             if answer.get("code"):
-                raise self._refusal(method, place, int(answer["code"]), answer) from error
-            words = " ".join(reason.split())
-            raise CommandFailed(f"the API server refused the port-forward to {place.name}: {words}") from error
+                raise self._refusal(method, path, int(answer["code"]), answer) from error
+            raise CommandFailed(f"the API server refused {method} /{path}: {' '.join(reason.split())}") from error
         except OSError as error:
             raise CommandFailed(_away(self.server, self.context, error)) from error
 
-    def _refusal(self, method: str, place: _Place, status: int, answer: Raw) -> CommandFailed | BadInput:
+    def _refusal(self, method: str, path: str, status: int, answer: Raw) -> CommandFailed | BadInput:
         words = str(answer.get("message") or answer.get("reason") or f"status {status}").strip()
         where = f"the API server {self.server}"
         if status == 401:
@@ -209,12 +194,10 @@ class Cluster:
         if status == 403 and "exceeded quota" not in words and "unable to create new content" not in words:
             return NotAllowed(f"permission denied: {words}; ask the cluster's administrator for this permission")
         if status == 404:
-            if place.kind == "CollectorJob" and words in _NO_KIND:
+            if "/collectorjobs" in path and words in _NO_KIND:
                 words = f"CollectorJob is not installed in the cluster at {self.server}; install the operator: "
                 return ObjectMissing(words + "helm install cormorant charts/cormorant")
-            is_missing = place.name and "namespaces " not in words
-            inside = f'{place.kind} "{place.name}" not found in namespace {place.namespace}'
-            return ObjectMissing(inside if is_missing else words)
+            return ObjectMissing(f"{words} (/{path})")
         if status == 409:
             causes = (answer.get("details") or {}).get("causes") or []
             if not causes:
@@ -225,7 +208,7 @@ class Cluster:
             )
         if status in (400, 422):
             return BadInput(f"the API server rejected the request: {words}")
-        return CommandFailed(f"{where} answered {method} {place.path} with {status}: {words}")
+        return CommandFailed(f"{where} answered {method} /{path} with {status}: {words}")
 
 
 @contextmanager

@@ -22,17 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Unpack
 import typer
 
 from cormorant_cli.cluster import ANSWER_S, Cluster, Raw, connected, holds, identity
-from cormorant_cli.errors import (
-    BadInput,
-    CliError,
-    CommandFailed,
-    HeadAway,
-    HeadGone,
-    NoHead,
-    NotAllowed,
-    NotReady,
-    ObjectMissing,
-)
+from cormorant_cli.errors import BadInput, CliError, CommandFailed, HeadGone, NotAllowed, NotReady, ObjectMissing
 from cormorant_contract.children import API_PORT, EPOCH, HEAD, JOB_UID, ROLE, api_host, tls_secret, tokens_secret
 from cormorant_contract.errors import StateError
 
@@ -93,7 +83,6 @@ class Connection:
     token: Token = ""
     token_file: TokenFile = ""
     ca_file: CaFile = ""
-    reconnect_s: float = RECONNECT_S
 
     def __post_init__(self) -> None:
         if self.job and self.url:
@@ -113,7 +102,7 @@ class Connection:
             "token_file": self.token_file or None,
             "ca_file": self.ca_file or None,
             "timeout_s": TIMEOUT_S,
-            "reconnect_s": self.reconnect_s,
+            "reconnect_s": RECONNECT_S,
         }
         if not self.job:
             from cormorant_client import connect
@@ -121,23 +110,17 @@ class Connection:
             with client_errors(), connect(self.url or None, **options) as client:
                 yield client
             return
-        with connected(self.context) as cluster:
-            namespace = self.namespace or cluster.namespace
-            try:
-                with (
-                    client_errors(),
-                    connect_to_job(cluster, self.job, role, namespace=namespace, **options) as client,
-                ):
-                    yield client
-            except HeadAway as error:
-                raise HeadAway(
-                    f"the head of {namespace}/{self.job} does not answer through the API server: {error}"
-                ) from error
+        with (
+            connected(self.context) as cluster,
+            client_errors(),
+            connect_to_job(cluster, self.job, role, namespace=self.namespace, **options) as client,
+        ):
+            yield client
 
 
 def with_connection(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select the head to a command, which receives them as `connection`."""
-    options = {name: kind for name, kind in Connection.__annotations__.items() if name != "reconnect_s"}
+    options = Connection.__annotations__
     given = inspect.signature(command)
     parameters = [known for name, known in given.parameters.items() if name != "connection"]
     for name, annotation in options.items():
@@ -163,10 +146,8 @@ def client_errors() -> Iterator[None]:
         yield
     except BadAddress as error:
         raise BadInput(str(error)) from error
-    except NotNow as error:
+    except (NotNow, HeadUnreachable) as error:
         raise NotReady(str(error)) from error
-    except HeadUnreachable as error:
-        raise HeadAway(str(error)) from error
     except (FleetError, StateError) as error:
         raise CommandFailed(str(error)) from error
     except WeightsError as error:
@@ -211,7 +192,7 @@ def connect_to_job(
 
 
 def head_pod(cluster: Cluster, job: Raw) -> str:
-    """The running pod of the newest head that is not being deleted. NoHead says why there is none."""
+    """The running pod of the newest head that is not being deleted. NotReady says why there is none."""
     metadata = job["metadata"]
     heads = cluster.objects("Pod", namespace=metadata["namespace"], labels=f"{JOB_UID}={metadata['uid']},{ROLE}={HEAD}")
     live = [
@@ -223,15 +204,15 @@ def head_pod(cluster: Cluster, job: Raw) -> str:
     if live:
         head = max(live, key=lambda pod: int(pod["metadata"]["labels"].get(EPOCH) or 0))
         if head["status"].get("phase") != "Running":
-            raise NoHead(f"the head of {identity(job)} is not running yet (pod {head['metadata']['name']}); {doctor}")
+            raise NotReady(f"the head of {identity(job)} is not running yet (pod {head['metadata']['name']}); {doctor}")
         return str(head["metadata"]["name"])
     for kind in ("Completed", "Failed", "Suspended"):
         if holds(job, kind):
-            kind_of_error = NoHead if kind == "Suspended" else HeadGone
+            kind_of_error = NotReady if kind == "Suspended" else HeadGone
             raise kind_of_error(f"{identity(job)} no longer has a head: the job is {kind}")
     phase = (job.get("status") or {}).get("phase")
     reason = f"its last status says {phase}" if phase else "no operator has reconciled the job yet"
-    raise NoHead(f"{identity(job)} has no head: {reason}; {doctor}")
+    raise NotReady(f"{identity(job)} has no head: {reason}; {doctor}")
 
 
 def _token_of(cluster: Cluster, job: Raw, role: "Role") -> str:

@@ -4,10 +4,8 @@ CliError             exit code 1; each message is a sentence for the user
   CommandFailed      the work failed; errors of the worker, the head and the API server are translated into this
     ObjectMissing      the API server has no object of that name, or no such kind
     NotAllowed         the user lacks a permission
-    NotReady           the job is not ready yet
-      HeadAway           the head does not answer
-      NoHead             the job has no running head
-        HeadGone           it has ended and will have none
+    NotReady           the job has no running head yet, or its head does not answer
+      HeadGone           it has ended and will have none
   BadInput           invalid input; exit code 2
   Interrupted        Ctrl-C; exit code 130
 
@@ -40,13 +38,7 @@ class NotAllowed(CommandFailed): ...
 class NotReady(CommandFailed): ...
 
 
-class HeadAway(NotReady): ...
-
-
-class NoHead(NotReady): ...
-
-
-class HeadGone(NoHead): ...
+class HeadGone(NotReady): ...
 
 
 class BadInput(CliError):

@@ -20,7 +20,7 @@ from cormorant_cli.commands.run import (
     read_job,
     translated_errors,
 )
-from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
 from cormorant_cli.printing import columns_of, speaks_json, tell, told_when_slow
 from cormorant_cli.progress import choose_display
@@ -102,9 +102,14 @@ def evaluate(
                 f"{manifest or url} runs already with what its manifest says; give a manifest, or no options"
             )
         connection = Connection(
-            job=manifest, namespace=namespace, context=context, url=url, token=token, token_file=token_file,
-            ca_file=ca_file, reconnect_s=min(wait or RECONNECT_S, RECONNECT_S),
-        )  # fmt: skip
+            job=manifest,
+            namespace=namespace,
+            context=context,
+            url=url,
+            token=token,
+            token_file=token_file,
+            ca_file=ca_file,
+        )
         show_running(connection, wait_s=wait)
         return
     site = Site(fleet=fleet, ray_address=ray_address)

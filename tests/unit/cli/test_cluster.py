@@ -25,7 +25,7 @@ import cormorant
 from cormorant_cli.__main__ import run
 from cormorant_cli.cluster import Cluster, Raw
 from cormorant_cli.connection import head_pod
-from cormorant_cli.errors import NoHead
+from cormorant_cli.errors import NotReady
 from cormorant_cli.printing import told_when_slow
 from cormorant_client import BadAddress, HeadUnreachable
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
@@ -118,7 +118,7 @@ class NoPods:
 )
 def test_job_without_a_head_is_not_said_to_run(status: Raw, sentence: str) -> None:
     job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": {}, "status": status}
-    with pytest.raises(NoHead) as error:
+    with pytest.raises(NotReady) as error:
         head_pod(cast(Cluster, NoPods()), job)
     assert str(error.value) == f"rl/score {sentence}"
 

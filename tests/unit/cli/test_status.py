@@ -13,7 +13,7 @@ from cormorant_cli.__main__ import run
 from cormorant_cli.commands.doctor import Finding, of_job, of_operators
 from cormorant_cli.commands.status import follow, lines_of
 from cormorant_cli.connection import Connection
-from cormorant_cli.errors import HeadAway
+from cormorant_cli.errors import NotReady
 from cormorant_contract.rest.status import (
     Condition,
     EpisodeReport,
@@ -58,15 +58,16 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
 
 
 @pytest.fixture
-def watch() -> Iterator[tuple[list[Status | None], Iterator[tuple[str, str]]]]:
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Status | None], Iterator[tuple[str, str]]]]:
     """What the head answers, which a test changes (None: nothing), and what a watch shows of it."""
+    monkeypatch.setattr("cormorant_cli.connection.RECONNECT_S", 0.0)
     now: list[Status | None] = []
 
     def answer(_heard: Heard) -> Say:
         return Say(200, now[-1].model_dump_json().encode()) if now[-1] is not None else Say(breaks=True)
 
     with ScriptedHead(answer) as head:
-        connection = Connection(url=head.url, token="t", token_file="", reconnect_s=0.0)
+        connection = Connection(url=head.url, token="t")
         yield now, follow(connection, 0.0)
 
 
@@ -88,7 +89,7 @@ def test_watch_goes_on_with_the_next_head(watch: Any) -> None:
 def test_watch_without_a_first_answer_is_an_error(watch: Any) -> None:
     now, seen = watch
     now.append(None)
-    with pytest.raises(HeadAway, match="no head answers at"):
+    with pytest.raises(NotReady, match="no head answers at"):
         next(seen)
 
 
@@ -186,7 +187,7 @@ def test_last_failure_is_a_note() -> None:
     [
         ({}, []),
         ({"deployments": 403}, []),
-        ({"collectorjobs/pong": 404}, ['CollectorJob "pong" not found in namespace rl']),
+        ({"collectorjobs/pong": 404}, ["not so (/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs/pong)"]),
     ],
 )
 def test_trouble_beyond_the_operators_words_is_one_sentence(
