@@ -14,36 +14,10 @@ import typer
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
 from cormorant_cli.commands.evaluate import show_table
-from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_client import connect
-from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.schema import crd
 from cormorant_testing.datasets import write_dataset
 from cormorant_testing.scripts import run_script
-
-
-@pytest.mark.parametrize(
-    ("error", "code", "sentence"),
-    [
-        (CommandFailed("the disk is full"), 1, "the disk is full\n"),
-        (BadInput("--workers 0 is less than 1"), 2, "--workers 0 is less than 1\n"),
-        (ManifestError([Problem(message="no such file", source="a.yaml")]), 2, "a.yaml: no such file\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
-        (typer.Exit(7), 7, ""),
-    ],
-)
-def test_exit_codes(
-    error: BaseException, code: int, sentence: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    app = typer.Typer()
-
-    @app.command()
-    def fail() -> None:
-        raise error
-
-    monkeypatch.setattr(entry, "app", app)
-    assert entry.run([]) == code
-    assert capsys.readouterr().err.lstrip() == sentence
 
 
 @pytest.mark.parametrize(

@@ -60,17 +60,6 @@ def test_refusals_are_sentences(
     assert sentence in line
 
 
-def test_server_that_is_not_there_is_a_sentence(kubeconfig: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    kubeconfig(f"http://127.0.0.1:{port}")
-    assert run(["status", "pong"]) == 1
-    said = capsys.readouterr().err
-    assert f"127.0.0.1:{port} of context here does not answer" in said
-    assert "refused" in said
-    assert "object at 0x" not in said
-
-
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "contexts: 5", "apiVersion: v1\nkind: Config\n"])
 def test_kubeconfig_that_is_none_is_a_sentence(
     text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

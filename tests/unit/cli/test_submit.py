@@ -54,10 +54,6 @@ def test_no_default_is_sent_so_that_nothing_else_is_owned() -> None:
             "workerGroups": [{"name": "cpu", "resources": {"limits": {"cpu": "2"}}}],
         },
     }
-
-
-def test_code_is_named_in_the_spec() -> None:
-    (job,) = parse_jobs(MANIFEST)
     files = {"mine.py": b"x = 1\n"}
     assert document_of(job, files, namespace="rl")["spec"]["code"] == {"configMap": code_name(files, "pong")}
 
@@ -135,17 +131,6 @@ def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tm
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
     )
     assert done.stdout == "a module a package\n", done.stderr
-
-
-def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    (copy / "my_pkg" / "deep").mkdir(parents=True)
-    for path in ("my_pkg/deep/__init__.py", "my_pkg/__init__.py", "table.bin", "my_policies.py"):
-        (copy / path).write_bytes((folder / path).read_bytes())
-    first = read_code(folder)
-    assert read_code(copy) == first
-    (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
-    assert code_name(read_code(copy), "pong") != code_name(first, "pong")
 
 
 def test_too_large_a_folder_is_refused(folder: Path) -> None:
