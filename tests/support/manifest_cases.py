@@ -47,25 +47,18 @@ def _metrics(info: list[Document] | None, *metrics: Document) -> Document:
 
 VALID: dict[str, Document] = {
     "smallest": manifest(),
-    "lockstep": manifest(env__envpool__batchSize=8),
     "half-batches": manifest(env__envpool__batchSize=4),
     "whole-float": manifest(collection__framesPerBatch=64.0),
     "null-block-is-absent": manifest(env__gymnasium=None, output={"queue": {}, "dataset": None}),
     "null-with-default": manifest(collection__seed=None),
     "null-inside-kwargs": manifest(env__envpool__kwargs={"noop_max": None, "deep": {"x": [None, 1.5]}}),
     "largest-count": manifest(collection__totalFrames=2**53 - 1),
-    "one-frame": manifest(collection__totalFrames=1),
-    "strictly-on-policy": manifest(collection__weights={"maxStaleness": 0}),
     "preemptive": manifest(collection__mode="sync", collection__preemptiveThreshold=0.75),
     "preempt-nobody-async": manifest(collection__preemptiveThreshold=1),
     "players": manifest(env__envpool__groups="perAgent"),
-    "dataset-only": manifest(output={"dataset": {"uri": "file:///data/pong"}}),
     "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
-    "entrypoint": manifest(policy={"entrypoint": "my_pkg.policies:Actor.make", "kwargs": {"hidden": [64, 64]}}),
     "variants": manifest(env__variants=[{"name": "easy"}, {"name": "hard", "weight": 3, "kwargs": {"a": None}}]),
     "variants-of-tasks": manifest(env__variants=[{"name": "Pong", "taskId": "Pong-v5"}, {"name": "b.0"}]),
-    "registered": gymnasium(),
-    "namespaced-id": gymnasium(id="ALE/Pong-v5"),
     "factory": gymnasium(id=None, entrypoint="my_pkg.envs:make"),
     "wrapped": gymnasium(
         wrappers=[{"entrypoint": "gymnasium.wrappers:ResizeObservation", "kwargs": {"shape": [84, 84]}}]
@@ -116,8 +109,6 @@ VALID: dict[str, Document] = {
         env__info=[{"key": "won"}],
         collection__episodeMetrics=[_SUCCESS, {"name": "ever", "key": "won", "reduce": "any"}],
     ),
-    "code": manifest(code={"configMap": "my-policies"}),
-    "two-groups": groups(CPU, GPU),
     "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
     "inference": groups(CPU, SERVERS, policy=MLP, inference={"maxBatch": 64}),
     "inference-of-two-groups": groups(
