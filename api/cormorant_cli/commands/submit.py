@@ -19,16 +19,14 @@ import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
-from pydantic.alias_generators import to_camel
 
 from cormorant_cli.cluster import Cluster, Raw, connected, identity
 from cormorant_cli.connection import Context, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.printing import tell
-from cormorant_contract.base import Contract
 from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_manifest.reader import load_jobs
@@ -68,7 +66,7 @@ def document_of(job: CollectorJob, files: Files | None, *, namespace: str) -> Ra
     """The document to send: the fields that the user wrote, without defaults, so that the sender owns no other fields.
     `namespace`: used if the manifest has none.
     """
-    written = _written(job)
+    written = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     given = written["metadata"]
     metadata = {key: given[key] for key in ("name", "namespace", "labels", "annotations") if key in given}
     metadata.setdefault("namespace", namespace)
@@ -76,16 +74,6 @@ def document_of(job: CollectorJob, files: Files | None, *, namespace: str) -> Ra
     if files is not None:
         spec = {**spec, "code": {"configMap": code_name(files, job.metadata.name)}}
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
-
-
-def _written(value: object) -> Any:
-    """A model as plain data with only the fields that the user wrote; null counts as absent."""
-    if isinstance(value, Contract):
-        fields = {
-            to_camel(name): getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set
-        }
-        return {key: _written(item) for key, item in fields.items() if item is not None} | (value.model_extra or {})
-    return [_written(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _refuse_contradictions(job: CollectorJob, files: Files | None, *, namespace: str, is_alone: bool) -> None:

@@ -14,8 +14,10 @@ from cormorant_cli.__main__ import run
 from cormorant_cli.commands.submit import MOST_BYTES, code_manifest, code_name, document_of, read_code
 from cormorant_cli.errors import BadInput
 from cormorant_contract.children import CODE_ARCHIVE
+from cormorant_contract.parsing import parse_job
 from cormorant_manifest.reader import parse_jobs
 from cormorant_testing.scripted_head import Heard, Say
+from manifest_cases import VALID
 from manifest_making import collector_job
 
 MANIFEST = """
@@ -56,6 +58,12 @@ def test_no_default_is_sent_so_that_nothing_else_is_owned() -> None:
     }
     files = {"mine.py": b"x = 1\n"}
     assert document_of(job, files, namespace="rl")["spec"]["code"] == {"configMap": code_name(files, "pong")}
+
+
+@pytest.mark.parametrize("manifest", VALID.values(), ids=VALID)
+def test_every_manifest_is_sent_as_it_was_written(manifest: Any) -> None:
+    job = parse_job(manifest)
+    assert parse_job(json.loads(json.dumps(document_of(job, None, namespace="rl")))).spec == job.spec
 
 
 @pytest.mark.parametrize(
