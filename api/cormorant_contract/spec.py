@@ -123,6 +123,7 @@ WorkerGroups = Annotated[
 ]
 
 _NUM_ENVS = f"({''.join(f'has(self.env.{kind}) ? self.env.{kind}.numEnvs : ' for kind in KINDS)}1)"
+_SHAPED = "self.env.info.exists(i, i.key == m.key && has(i.shape) && i.shape.size() > 0)"
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
 _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
@@ -162,15 +163,10 @@ _RULES: tuple[Rule, ...] = (
         path=("collection", "episodeMetrics"),
     ),
     Rule(
-        cel="!has(self.collection.episodeMetrics) || !has(self.env.info) || !self.collection.episodeMetrics.exists(m, "
-        "self.env.info.exists(i, i.key == m.key && has(i.shape) && i.shape.size() > 0))",
+        cel=f"!has(self.collection.episodeMetrics) || !has(self.env.info) || "
+        f"!self.collection.episodeMetrics.exists(m, {_SHAPED})",
         sentence="the metric {name} reads a key with a shape; a metric is made of single numbers: use another key",
-        values={
-            "name": (
-                "self.collection.episodeMetrics.filter(m, self.env.info.exists(i, i.key == m.key && "
-                "has(i.shape) && i.shape.size() > 0))[0].name"
-            )
-        },
+        values={"name": f"self.collection.episodeMetrics.filter(m, {_SHAPED})[0].name"},
         path=("collection", "episodeMetrics"),
     ),
     # -- evaluations
@@ -181,7 +177,7 @@ _RULES: tuple[Rule, ...] = (
         path=("output",),
     ),
     Rule(
-        cel="!has(self.collection.episodes) || !self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
+        cel=f"!has(self.collection.episodes) || !self.workerGroups.exists(g, {_SERVERS})",
         sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
         "inference",
         path=("workerGroups",),
@@ -223,9 +219,10 @@ _RULES: tuple[Rule, ...] = (
     ),
     # -- learners
     Rule(
-        cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
-        sentence="multiStep and splitTrajectories need output.queue: they apply to learners, and a dataset has frames "
-        "as they were collected; add output.queue or remove them",
+        cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories && "
+        "!has(self.collection.bfloat16))",
+        sentence="multiStep, splitTrajectories and bfloat16 need output.queue: they apply to learners, and a dataset "
+        "has frames as they were collected; add output.queue or remove them",
         path=("collection",),
     ),
     # -- worker groups
@@ -276,17 +273,11 @@ _RULES: tuple[Rule, ...] = (
         path=("workerGroups",),
     ),
     Rule(
-        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.minReplicas) || g.minReplicas <= self.replicas)",
-        sentence="replicas {self.replicas} is less than minReplicas {bound} of the elastic group {name}; "
-        "raise replicas or lower minReplicas",
-        values=_GROUPS | {"bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].minReplicas"},
-        path=("replicas",),
-    ),
-    Rule(
-        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.maxReplicas) || self.replicas <= g.maxReplicas)",
-        sentence="replicas {self.replicas} is greater than maxReplicas {bound} of the elastic group {name}; "
-        "lower replicas or raise maxReplicas",
-        values=_GROUPS | {"bound": f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].maxReplicas"},
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || ((!has(g.minReplicas) || g.minReplicas <= self.replicas)"
+        " && (!has(g.maxReplicas) || self.replicas <= g.maxReplicas)))",
+        sentence="replicas {self.replicas} is not from minReplicas to maxReplicas of the elastic group {name}; change "
+        "it or these",
+        values=_GROUPS,
         path=("replicas",),
     ),
     # -- inference servers
@@ -325,12 +316,6 @@ _RULES: tuple[Rule, ...] = (
         path=("workerGroups",),
     ),
     # -- single fields
-    Rule(
-        cel="has(self.output.queue) || !has(self.collection.bfloat16)",
-        sentence="bfloat16 needs output.queue: it applies to learners, and a dataset has float32; add output.queue or "
-        "remove it",
-        path=("collection", "bfloat16"),
-    ),
     Rule(
         cel="!self.collection.resetAtEachBatch || !has(self.env.envpool) || "
         "self.env.envpool.batchSize in [0, self.env.envpool.numEnvs]",

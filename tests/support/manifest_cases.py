@@ -204,10 +204,10 @@ _RULES = [
        At(frames)) for frames, nearest in ((100, 104), (4, 8))),
     *(("spec.collection.framesPerBatch", "framesPerBatch 64 is not a multiple of numEnvs 7", document)
       for document in (gymnasium(numEnvs=7), _vector(id="CartPole-v1", numEnvs=7))),
-    *(("spec.collection", "multiStep and splitTrajectories need output.queue", manifest(output=_DATASET, **asked))
-      for asked in ({"collection__multiStep": {"steps": 3}}, {"collection__splitTrajectories": True})),
-    ("spec.collection.bfloat16", "bfloat16 needs output.queue",
-     manifest(collection__bfloat16=["logits"], output=_DATASET)),
+    *(("spec.collection", "multiStep, splitTrajectories and bfloat16 need", manifest(output=_DATASET, **asked))
+      for asked in (
+          {"collection__multiStep": {"steps": 3}}, {"collection__splitTrajectories": True},
+          {"collection__bfloat16": ["logits"]})),
     ("spec.collection.normalize", "normalize is empty; write observation: {}, reward: {} or both", At({})),
     ("spec.collection.normalize.observation.keys", "keys contains a key twice", At(["pos", "arm", "pos"])),
     ("spec.collection.preemptiveThreshold", "preemptiveThreshold below 1 needs mode sync",
@@ -237,10 +237,9 @@ _RULES = [
          groups(CPU, SERVERS, policy=MLP, collection__episodes={"count": 4}, output=_DATASET)),
         ("nothing says how many workers are needed; add output.queue: {} or remove autoscale",
          groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output=_DATASET)))),
-    ("spec.replicas", "replicas 3 is less than minReplicas 4 of the elastic group cpu",
-     groups({"name": "cpu", "minReplicas": 4}, replicas=3)),
-    ("spec.replicas", "replicas 5 is greater than maxReplicas 4 of the elastic group cpu",
-     groups({"name": "cpu", "maxReplicas": 4}, replicas=5)),
+    *(("spec.replicas", f"replicas {replicas} is not from minReplicas to maxReplicas of the elastic group cpu",
+       groups({"name": "cpu", bound: 4}, replicas=replicas))
+      for bound, replicas in (("minReplicas", 3), ("maxReplicas", 5))),
     ("spec.workerGroups[0].minReplicas", _BOUNDS,
      groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4)),
     ("spec.workerGroups[0].autoscale.minReplicas", _BOUNDS,
