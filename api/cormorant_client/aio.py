@@ -231,39 +231,16 @@ class AsyncClient:
             raise ClientClosed from error
 
 
-class AsyncUpdate:
-    """Result of a publish; see `Update`."""
+class AsyncUpdate(Update):
+    """Result of a publish. Properties reflect the head's last answer; `wait` asks again."""
 
     def __init__(self, update: Update, call: Callable[..., Any]) -> None:
-        self.sync: Update = update
-        """The thread-based `Update`: `version`, `state`, `receipts`."""
+        super().__init__(update._head, update.answer)
         self._call = call
 
-    @property
-    def version(self) -> int:
-        """Policy version assigned to the weights."""
-        return self.sync.version
-
-    @property
-    def state(self) -> str:
-        """State at the last answer."""
-        return self.sync.state
-
-    @property
-    def applied(self) -> tuple[str, ...]:
-        return self.sync.applied
-
-    @property
-    def waiting(self) -> tuple[str, ...]:
-        return self.sync.waiting
-
-    @property
-    def refused(self) -> Mapping[str, str]:
-        return self.sync.refused
-
-    async def wait(self, timeout: float = 30.0) -> "AsyncUpdate":
+    async def wait(self, timeout: float = 30.0) -> "AsyncUpdate":  # type: ignore[override]  # a coroutine
         """Wait until every worker uses these weights or newer ones."""
-        await self._call(self.sync.wait, timeout)
+        await self._call(super().wait, timeout)
         return self
 
 

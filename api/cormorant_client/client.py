@@ -15,7 +15,6 @@ from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
 from cormorant_client.errors import (
     BadAddress,
-    BatchTimeout,
     ClientClosed,
     ClientError,
     ControlTimeout,
@@ -337,8 +336,6 @@ class Client(Fleet):
         stream = self._stream = self._stream or RemoteBatches(self._head, {}, partial(self._read, copy=False))
         try:
             batch = stream.next(timeout)
-        except BatchTimeout:
-            raise
         except ClientError:
             # This stream ended with an error; the next call opens another one.
             stream.close()
@@ -408,8 +405,7 @@ class Client(Fleet):
         return self._head.get(Pauses, "/v1/pauses")
 
     def state(self) -> memoryview:
-        accept = {"Accept": headers.SAFETENSORS}
-        return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
+        return self._head.send("GET", "/v1/state", wait_s=_STATE_WAIT_S, is_bulk=True).body
 
     def restore(self, state: State) -> None:
         """See `Fleet.restore`. The fleet is paused during the restore. Batches that consumers hold, also those fetched

@@ -39,19 +39,9 @@ class Body:
     """The model of all tensors; empty if names begin with it (`actor/layer.weight`)."""
     pieces: tuple[Bytes, ...]
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the whole file."""
-        return sum(len(piece) for piece in self.pieces)
-
     def copied(self) -> "Body":
         """A copy, after which the tensors may change."""
-        whole = memoryview(np.empty(self.size_bytes, np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
-        at = 0
-        for piece in self.pieces:
-            whole[at : at + len(piece)] = piece
-            at += len(piece)
-        return Body(model=self.model, pieces=(whole,))
+        return Body(model=self.model, pieces=(b"".join(self.pieces),))
 
 
 def make_body(weights: Publishable, *, model: str = MAIN_MODEL, metadata: Mapping[str, str] | None = None) -> Body:
