@@ -150,7 +150,7 @@ class Ledger:
         now = self._clock()
         with self._releasing() as over:
             entries = tuple(self._entries.values())
-            late = [e for e in entries if e.consumer and not e.is_acked and e.lent_at + self.ack_within_s <= now]
+            late = [e for e in entries if e.consumer and e.lent_at + self.ack_within_s <= now]
             for entry in late:
                 self._take_back(entry)
             for entry in entries:
@@ -209,10 +209,7 @@ class Ledger:
     def sent(self, batch_id: str) -> None:
         """A response no longer reads the batch's memory."""
         with self._releasing() as over:
-            number = self._number(batch_id)
-            entry = self._entries.get(number) if number is not None else None
-            if entry is None:
-                return
+            entry = self._entries[self._number(batch_id)]  # it stays until its last response ends
             entry.senders -= 1
             if entry.trace is not None:
                 entry.trace.sent()
@@ -221,9 +218,7 @@ class Ledger:
     def attach(self, batch_id: str, *, is_read: Callable[[], bool]) -> None:
         """Keep a batch's memory while `is_read()`, which must be quick."""
         with self._lock:
-            number = self._number(batch_id)
-            if number is not None and (entry := self._entries.get(number)) is not None:
-                entry.is_read = is_read
+            self._entries[self._number(batch_id)].is_read = is_read
 
     def ack(self, batch_id: str) -> "Future[None] | None":
         """Acknowledge a batch, also one that another consumer holds. This head does not deliver it again.
@@ -234,7 +229,7 @@ class Ledger:
         """
         with self._releasing() as over:
             number = self._number(batch_id)
-            if number is None or number in self._returned:
+            if number < 0 or number in self._returned:
                 return None
             entry = self._entries.get(number)
             if entry is None or entry.is_acked:
@@ -247,12 +242,11 @@ class Ledger:
             self._acked_frames += entry.loan.num_frames
             if (record := self._consumers.get(entry.consumer)) is not None:
                 record.acked += 1
-            entry.consumer = ""
             entry.loan.acknowledge()
-            kept = self._settle()
+            self._settle()
             self._end(entry, "acknowledged", over)
         self.notifier.notify()
-        return kept
+        return self._kept
 
     def release(self, batch_id: str, delivery: int) -> bool:
         """Return a batch unused: the next consumer gets it. False for an unknown id. Releasing an earlier delivery has
@@ -260,13 +254,11 @@ class Ledger:
         """
         with self._lock:
             number = self._number(batch_id)
-            if number is None:
-                return False
             entry = self._entries.get(number)
-            if entry is not None and entry.consumer and entry.deliveries == delivery and not entry.is_acked:
+            if entry is not None and entry.consumer and entry.deliveries == delivery:
                 self._take_back(entry)
         self.notifier.notify()
-        return True
+        return number >= 0
 
     @property
     def has_ended(self) -> bool:
@@ -307,9 +299,8 @@ class Ledger:
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _settle(self) -> "Future[None]":
+    def _settle(self) -> None:
         self._kept = self._on_settled(self._acked_frames + self._stale_frames)
-        return self._kept
 
     def _take_back(self, entry: Entry) -> None:
         entry.consumer = ""
@@ -319,7 +310,7 @@ class Ledger:
         """Never deliver it again."""
         if entry.trace is not None and not entry.is_acked:
             entry.trace.over(how)
-        entry.is_acked = True
+        entry.is_acked, entry.consumer = True, ""
         self._forget_if_over(entry, over)
 
     def _forget_if_over(self, entry: Entry, over: list[Loan]) -> None:
@@ -327,14 +318,11 @@ class Ledger:
             del self._entries[entry.number]
             over.append(entry.loan)
 
-    def _number(self, batch_id: str) -> int | None:
-        """The number in an id of this ledger; None for other text."""
-        epoch, _, digits = batch_id.rpartition("-")
-        # Canonical digits only, so that a batch has one name.
-        if epoch != self.epoch or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
-            return None
-        number = int(digits)
-        return number if str(number) == digits and number < self._next else None
+    def _number(self, batch_id: str) -> int:
+        """The number in an id of this ledger; -1 for other text."""
+        digits = batch_id.rpartition("-")[2]
+        number = int(digits) if digits.isdecimal() and len(digits) <= 18 else -1
+        return number if number < self._next and batch_id == f"{self.epoch}-{number}" else -1
 
 
 class BatchFeeder:
