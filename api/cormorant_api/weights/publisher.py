@@ -24,7 +24,7 @@ from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore,
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX, make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import Update, UpdateState, UpdateTimings, WorkerCounts
+from cormorant_contract.rest.updates import Update, UpdateTimings, WorkerCounts
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
@@ -73,7 +73,7 @@ class WeightPublisher:
         if (tracked := self.tracker.find(version)) is not None:
             return tracked
         stored = self.store.version(version)
-        return None if stored is None else _describe(stored, size_bytes=stored.size_bytes, state="superseded")
+        return None if stored is None else _describe(stored)
 
     def publish(
         self,
@@ -136,7 +136,8 @@ class WeightPublisher:
             )
         finally:
             self._publishing.release()
-        return (self.update(number) or update) if not self._kept(number) else update, True
+        self._keep(number)
+        return update, True
 
     def rollback(self, model: str, version: int, *, author: str) -> Update:
         """Publish a retained version again under a new version number; 404 if it is not retained."""
@@ -167,7 +168,7 @@ class WeightPublisher:
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
             for offer, _ in kept:
-                self._kept(offer.version)
+                self._keep(offer.version)
             log.info("weights_inherited", version=version, worker=worker)
             return True
         return False
@@ -229,7 +230,7 @@ class WeightPublisher:
             if version > self.store.newest:
                 self._verify(blob, ALL_MODELS)
                 self._put(_stored(blob, digest_of([blob.buffer]), version, author))
-        self._kept(version)
+        self._keep(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
         """A model's bytes; 404 if they are not retained."""
@@ -288,9 +289,9 @@ class WeightPublisher:
     def _limit_s(self, size_bytes: int) -> float:
         return self.within_s + size_bytes / _SLOWEST_BYTES_PER_S
 
-    def _kept(self, number: int) -> bool:
-        """Make a version visible to the next head, flush it, and then delete those that it replaces. False on failure,
-        which becomes a warning of the update: the version remains valid, and the last durable ones stay.
+    def _keep(self, number: int) -> None:
+        """Make a version visible to the next head, flush it, and then delete those that it replaces. A failure becomes
+        a warning of the update: the version remains valid, and the last durable ones stay.
         """
         stored = self.store.version(number)
         limit_s = self._limit_s(0 if stored is None else stored.size_bytes)
@@ -301,10 +302,8 @@ class WeightPublisher:
             hung = f"could not keep weights version {number}: the disk did not answer within {limit_s:.0f} s"
             reason = hung if isinstance(error, TimeoutError) else str(error)
             self.tracker.warn(number, f"{reason}; the weights are in use, but the next head may not have them")
-            return False
         finally:
             self._writer.submit(self.store.remove, self.store.prune(number))
-        return True
 
     def _current_etag(self, model: str) -> str:
         if model:
@@ -329,20 +328,21 @@ class WeightPublisher:
         self, blob: WeightsBlob, stored: StoredVersion, received: Received, verify_ms: float = 0.0
     ) -> Update:
         number = stored.version
-        timings = UpdateTimings(receive_ms=received.receive_ms, verify_ms=verify_ms)
-        staged = _describe(stored, size_bytes=blob.size_bytes, state="staged", timings=timings)
-        self.tracker.stage(staged.model_copy(update={"staged_at": datetime.now(UTC)}), received=received.finished)
+        changes = {
+            "bytes": blob.size_bytes,
+            "state": "staged",
+            "staged_at": datetime.now(UTC),
+            "timings": UpdateTimings(receive_ms=received.receive_ms, verify_ms=verify_ms),
+        }
+        self.tracker.stage(_describe(stored).model_copy(update=changes), received=received.finished)
         began = time.monotonic()
         try:
             receipt = self._fleet.publish(blob, version=number, allow_nonfinite=True)  # checked earlier
         except CormorantError:
             self.tracker.withdraw(number)
             raise
-        self._events.add("published", version=number, update_id=staged.update_id)
-        self.tracker.hand_over(receipt, distribute_ms=(time.monotonic() - began) * 1000)
-        update = self.tracker.find(number)
-        assert update is not None
-        return update
+        self._events.add("published", version=number, update_id=update_id(number))
+        return self.tracker.hand_over(receipt, distribute_ms=(time.monotonic() - began) * 1000)
 
 
 def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredVersion:
@@ -368,10 +368,8 @@ def _stored(blob: WeightsBlob, digest: str, number: int, author: str) -> StoredV
     )
 
 
-def _describe(
-    stored: StoredVersion, *, size_bytes: int, state: UpdateState, timings: UpdateTimings | None = None
-) -> Update:
-    """The update that published a version, without receipts."""
+def _describe(stored: StoredVersion) -> Update:
+    """The update with which an earlier head published a version."""
     return Update(
         update_id=update_id(stored.version),
         model=min(stored.models),
@@ -379,13 +377,13 @@ def _describe(
         version=stored.version,
         digest=stored.digest,
         etag=make_etag(stored.version, stored.digest),
-        bytes=size_bytes,
+        bytes=stored.size_bytes,
         tensors=sum(model.num_tensors for model in stored.models.values()),
-        state=state,
+        state="superseded",
         workers=WorkerCounts(total=0, acked=0, failed=0),
         receipts=(),
         staged_at=stored.published_at,
-        timings=timings or UpdateTimings(),
+        timings=UpdateTimings(),
     )
 
 
@@ -395,9 +393,8 @@ def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
     if if_match is None or matches(if_match, current_etag):
         return
     now = f"the current ETag is {current_etag}" if current_etag else "there is no version yet"
-    members = {"current_etag": current_etag} if current_etag else {}
     detail = f"If-Match {if_match[:80]} does not match: {now}; fetch the current version and retry"
-    raise ApiError(ProblemType.PRECONDITION_FAILED, detail, **members)
+    raise ApiError(ProblemType.PRECONDITION_FAILED, detail, current_etag=current_etag or None)
 
 
 def matches(header: str, etag: str) -> bool:

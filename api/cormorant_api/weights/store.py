@@ -181,22 +181,21 @@ class WeightStore:
         """Hide versions that this one replaces; newer ones may still be refused. As many of those that the next head
         finds stay as of all. Returns the hidden ones; `remove` deletes their files.
         """
-        with self._lock:
-            older = {n: found for n, found in self._versions.items() if n <= number}
-            wanted: set[int] = set()
-            for model in {name for found in older.values() for name in found.models}:
-                holding = sorted(n for n, found in older.items() if model in found.models)
-                for several in (holding, [n for n in holding if n <= self._durable]):
-                    wanted.update(several[-self.keeps :])
-                    wanted.update(() if self._policy is None else self._policy.versions_kept(model, several))
-            hidden = [n for n in older if n not in wanted]
-            self._versions = {n: found for n, found in self._versions.items() if n not in hidden}
+        older = {n: found for n, found in self._versions.items() if n <= number}
+        wanted: set[int] = set()
+        for model in {name for found in older.values() for name in found.models}:
+            holding = sorted(n for n, found in older.items() if model in found.models)
+            for several in (holding, [n for n in holding if n <= self._durable]):
+                wanted.update(several[-self.keeps :])
+                wanted.update(() if self._policy is None else self._policy.versions_kept(model, several))
+        hidden = [n for n in older if n not in wanted]
+        self.forget(*hidden)
         return hidden
 
-    def forget(self, number: int) -> None:
-        """Hide a version that the fleet refused. `remove` deletes its files."""
+    def forget(self, *numbers: int) -> None:
+        """Hide versions, such as one that the fleet refused. `remove` deletes their files."""
         with self._lock:
-            self._versions = {n: found for n, found in self._versions.items() if n != number}
+            self._versions = {n: found for n, found in self._versions.items() if n not in numbers}
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Delete the files of hidden versions."""

@@ -110,8 +110,8 @@ class UpdateTracker:
             if (record := self._records.get(version)) is not None:
                 record.change(warning=warning)
 
-    def hand_over(self, receipt: WorkerReceipts, *, distribute_ms: float) -> None:
-        """Record that the fleet has the weights. Receipts that arrived before are kept."""
+    def hand_over(self, receipt: WorkerReceipts, *, distribute_ms: float) -> Update:
+        """Record that the fleet has the weights. Receipts that arrived before are kept. Returns the update so far."""
         with self._changing() as records:
             record = self._records[receipt.version]
             record.handed_over = self.clock()
@@ -128,6 +128,8 @@ class UpdateTracker:
                 covers = set(other.update.models) <= set(record.update.models)
                 if other.update.version < record.update.version and other.update.state not in FINAL_STATES and covers:
                     other.change(state="superseded", superseded_by=record.update.version)
+        with self._lock:
+            return record.describe()
 
     def acknowledged(self, worker: str, version: int) -> None:
         """A worker uses this version."""
@@ -237,6 +239,5 @@ def update_id(version: int) -> str:
 
 def version_of(text: str) -> int | None:
     """The version of an update id; None for other text."""
-    digits = text[1:]
-    is_id = text.startswith("u") and digits.isascii() and digits.isdigit() and len(digits) <= 19
-    return int(digits) if is_id and str(int(digits)) == digits else None
+    version = int(text[1:]) if text[1:].isdecimal() and len(text) <= 20 else 0
+    return version if text == update_id(version) else None
