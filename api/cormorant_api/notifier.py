@@ -10,7 +10,9 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, Generic, TypeVar
 
+from cormorant_api.errors import ApiError
 from cormorant_contract.rest.live import Event
+from cormorant_contract.rest.problems import ProblemType
 
 Found = TypeVar("Found")
 Item = TypeVar("Item")
@@ -95,12 +97,16 @@ class Ring(Generic[Item]):
             found = [self._items[i] for i in range(first, min(len(self._items), first + most))]
             return found, position + len(found)
 
-    def enter(self) -> bool:
-        """Admit a listener; False if there are too many."""
+    def enter(self) -> None:
+        """Admit a listener; 429 if there are too many."""
         with self._guard:
-            is_admitted = self.listeners < self._most_listeners
-            self.listeners += is_admitted
-            return is_admitted
+            if self.listeners >= self._most_listeners:
+                raise ApiError(
+                    ProblemType.BUSY,
+                    f"{self.listeners} streams like this one are open, the limit; close some of them",
+                    retry_after_s=5,
+                )
+            self.listeners += 1
 
     def leave(self) -> None:
         with self._guard:

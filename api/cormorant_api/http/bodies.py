@@ -16,6 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from cormorant_api.errors import ApiError
+from cormorant_api.notifier import Ring
 from cormorant_contract.rest.base import DIGEST_PREFIX, SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, parse_header
@@ -215,16 +216,15 @@ def memory_response(
     )
 
 
-def event_stream(
-    events: AsyncGenerator[bytes], *, on_end: Callable[[bool], None], headers: Mapping[str, str] | None = None
-) -> PacedResponse:
-    """Server-sent events, encoded, for one listener."""
+def event_stream(ring: Ring[Any], events: AsyncGenerator[bytes]) -> PacedResponse:
+    """Server-sent events, encoded, for one listener of a ring; 429 if the ring has too many."""
+    ring.enter()
     return PacedResponse(
         events,
         media_type="text/event-stream",
-        headers={"Cache-Control": "no-store", **(headers or {})},
+        headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         stall_timeout_s=30.0,
-        on_end=on_end,
+        on_end=lambda _: ring.leave(),
     )
 
 

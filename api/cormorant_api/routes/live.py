@@ -22,7 +22,6 @@ from cormorant_worker.spaces import describe
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 PNG = "image/png"
 _EVENTS_HEARTBEAT_S = 15.0
-_HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
 """Interval of checks for a closing head when no moments arrive."""
 
@@ -46,10 +45,8 @@ async def stream_events(
 ) -> Response:
     """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
     ring = head.events
-    if not ring.enter():
-        raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     position = ring.position_after(last_event_id) if last_event_id else ring.end
-    return event_stream(_events(head, position), on_end=lambda _: ring.leave())
+    return event_stream(ring, _events(head, position))
 
 
 async def _events(head: Head, position: int) -> AsyncGenerator[bytes]:
@@ -85,10 +82,8 @@ async def stream_live(request: Request, head: TheHead) -> Response:
     """
     _ = head.running  # 503 before the first worker has started
     live: Moments = request.app.state.live
-    if not live.enter():
-        raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
     hello = Hello.model_validate({"role": request.state.role.name.lower()})
-    return event_stream(_frames(head, live, hello), on_end=lambda _: live.leave(), headers={"X-Accel-Buffering": "no"})
+    return event_stream(live, _frames(head, live, hello))
 
 
 @router.get(
@@ -118,20 +113,14 @@ async def get_picture(
 
 async def _frames(head: Head, live: Moments, hello: Hello) -> AsyncGenerator[bytes]:
     yield as_frame("hello", hello)
-    position, idle_s, reason = -1, 0.0, ""
+    position, reason = -1, ""
     try:
         while True:
             is_last = head.is_closing  # checked before the moments are read: the last one has the final numbers
-            news = live.read(position) if position >= 0 else None
-            if news is None:
+            if (news := live.read(position)) is None:
                 news = await head.quick(live.opening, await head.stats())
             frames, position = news
-            data = b"".join(frames)
-            idle_s = 0.0 if data else idle_s + _LOOK_S
-            if idle_s >= _HEARTBEAT_S:
-                data, idle_s = STILL_HERE, 0.0
-            if data:
-                yield data
+            yield b"".join(frames) or STILL_HERE
             if is_last:
                 break
             heard = position
