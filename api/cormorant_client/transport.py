@@ -224,13 +224,10 @@ class Transport:
                 connection.putheader(name, value)
             # The head may refuse before it has read the whole body; its answer says why, if it can still be read.
             with suppress(BrokenPipeError, ConnectionResetError):
-                if 0 < size < _SEND_AT_ONCE:
-                    connection.endheaders(b"".join(body))
-                else:
-                    connection.endheaders()
-                    for piece in body:
-                        for start in range(0, len(piece), _SEND_AT_ONCE):
-                            connection.send(memoryview(piece)[start : start + _SEND_AT_ONCE])
+                pieces = map(memoryview, body if size > _SEND_AT_ONCE else [b"".join(body)])
+                connection.endheaders(
+                    piece[at : at + _SEND_AT_ONCE] for piece in pieces for at in range(0, len(piece), _SEND_AT_ONCE)
+                )
                 connection.sock.settimeout(self.timeout_s + wait_s)
             response = connection.getresponse()
             yield response
