@@ -19,7 +19,6 @@ from cormorant_client.delivery import Delivery
 from cormorant_client.errors import BatchTimeout, ClientClosed, ClientError
 from cormorant_client.head import read_events
 from cormorant_client.publishing import MAIN_MODEL, Update, make_body
-from cormorant_contract.fleet import State
 from cormorant_contract.rest.live import Event
 from cormorant_contract.weights import Publishable
 
@@ -35,11 +34,13 @@ _END_S = 2.0
 """Longest time to wait for an acknowledgement under way after an error."""
 
 
-def _in_thread(method: Callable[Concatenate[Client, P], R]) -> "Callable[Concatenate[AsyncClient, P], Awaitable[R]]":
+def _in_thread(
+    method: Callable[Concatenate[Client, P], R], pool: str = "_pool"
+) -> "Callable[Concatenate[AsyncClient, P], Awaitable[R]]":
     """Run the same method of `Client` in a thread."""
 
     async def call(self: "AsyncClient", /, *args: P.args, **kwargs: P.kwargs) -> R:
-        return await self._call(method, self._client, *args, **kwargs)
+        return await self._call_in(getattr(self, pool), partial(method, self._client, *args, **kwargs))
 
     update_wrapper(call, method)
     return call
@@ -71,6 +72,7 @@ class AsyncClient:
     versions = _in_thread(Client.versions)
     resume = _in_thread(Client.resume)
     state = _in_thread(Client.state)
+    restore = _in_thread(Client.restore, "_publishing")
     save = _in_thread(Client.save)
     stats = _in_thread(Client.stats)
     seed = _in_thread(Client.seed)
@@ -79,10 +81,6 @@ class AsyncClient:
     pauses = _in_thread(Client.pauses)
     evaluation = _in_thread(Client.evaluation)
     opening = _in_thread(Client.opening)
-
-    async def restore(self, state: State) -> None:
-        """See `Client.restore`."""
-        await self._call_in(self._publishing, partial(self._client.restore, state))
 
     @property
     def url(self) -> str:

@@ -211,7 +211,7 @@ class _Fetcher:
         self._acked.append(batch.id)
         with suppress(NotFound):  # its head is gone
             reply = self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
-            if receipt := reply.headers.get(headers.SETTLED.lower()):
+            if receipt := reply.headers.get(headers.SETTLED):
                 self._head.receipts[headers.SETTLED] = receipt
 
     def _release(self, batch: Delivery) -> None:
@@ -284,7 +284,7 @@ class _Fetcher:
             return None
         if reply.headers.get("content-type", "").startswith(headers.MEMORY_JSON):
             return self._map(reply, at)
-        stale_at = at + _FRESH * float(reply.headers.get(headers.ACK_WITHIN.lower(), "60"))
+        stale_at = at + _FRESH * float(reply.headers.get(headers.ACK_WITHIN, "60"))
         return decode(reply.body, on_ack=self._ack), stale_at
 
     def _map(self, reply: HttpReply, at: float) -> tuple[Delivery, float] | None:

@@ -277,7 +277,7 @@ class Client(Fleet):
             NotFound: unknown model, nothing published yet, or the version is no longer retained.
         """
         reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
-        found = int(reply.headers.get(headers.POLICY_VERSION.lower(), "0"))
+        found = int(reply.headers.get(headers.POLICY_VERSION, "0"))
         return PulledWeights.read(model, found, reply.body)
 
     def models(self) -> Models:

@@ -113,8 +113,7 @@ class Broken(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpReply:
     status: int
-    headers: Mapping[str, str]
-    """Keys in lower case."""
+    headers: http.client.HTTPMessage
     body: memoryview
 
 
@@ -183,8 +182,7 @@ class Transport:
                         raise http.client.IncompleteRead(b"", len(received) - at)
                     at += count
                 response.close()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return HttpReply(status=response.status, headers=told, body=received)
+            return HttpReply(status=response.status, headers=response.headers, body=received)
 
     @contextmanager
     def open(
@@ -224,9 +222,10 @@ class Transport:
                 connection.putheader(name, value)
             # The head may refuse before it has read the whole body; its answer says why, if it can still be read.
             with suppress(BrokenPipeError, ConnectionResetError):
-                pieces = map(memoryview, body if size > _SEND_AT_ONCE else [b"".join(body)])
                 connection.endheaders(
-                    piece[at : at + _SEND_AT_ONCE] for piece in pieces for at in range(0, len(piece), _SEND_AT_ONCE)
+                    memoryview(piece)[at : at + _SEND_AT_ONCE]
+                    for piece in (body if size > _SEND_AT_ONCE else [b"".join(body)])
+                    for at in range(0, len(piece), _SEND_AT_ONCE)
                 )
                 connection.sock.settimeout(self.timeout_s + wait_s)
             response = connection.getresponse()

@@ -5,6 +5,7 @@ housekeeping thread --observe--> history
                                  moment -> bytes --notifier--> every `LiveStream`
 """
 
+import sys
 import threading
 import time
 from collections import deque
@@ -193,16 +194,10 @@ class Moments(Ring[bytes]):
 
     def _events_from(self, position: int) -> tuple[list[Event], int]:
         ring = self.head.events
-        found: deque[Event] = deque(maxlen=_MOST_EVENTS)
-        while True:
-            news = ring.read(position)
-            if news is None:
-                position = ring.begin
-                continue
-            events, position = news
-            if not events:
-                return list(found), position
-            found.extend(event for event in events if event.kind not in _LEFT_OUT)
+        while (news := ring.read(position, most=sys.maxsize)) is None:
+            position = ring.begin
+        events, position = news
+        return [event for event in events if event.kind not in _LEFT_OUT][-_MOST_EVENTS:], position
 
     def _lines_from(self, number: int) -> tuple[LogLine, ...]:
         lines = TAIL.since(number)
