@@ -93,25 +93,6 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
         assert answers == [200] * 20
 
 
-def test_unacknowledged_batches_hold_up_workers_only(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
-    with serve(job, directory=folder) as served:
-        held = [served.data.get("/v1/batches/next?wait=30") for _ in range(3)]
-        assert [reply.status for reply in held] == [200, 200, 200]
-        assert served.data.get("/v1/batches/next?wait=0.5").status == 204
-        deadline = time.monotonic() + 30
-
-        def stepped() -> int:
-            return int(served.status["frames"]["stepped"])
-
-        while (before := stepped()) != (time.sleep(0.3) or stepped()):
-            assert time.monotonic() < deadline, "workers go on though nobody takes anything"
-        assert served.status["queue"]["lent"] == 3
-        served.data.ack(held[0])
-        assert served.data.get("/v1/batches/next?wait=30").status == 200
-        assert stepped() >= before
-
-
 def test_stopped_reader_holds_up_no_control_request(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
     # A head of its own: the batches that it is sent come to other consumers later.
@@ -187,15 +168,3 @@ def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> 
         with serve(job, directory=folder / "3", epoch=3, **options) as third:
             acknowledged += sum(batch.num_frames for batch in client.deliveries(prefetch=0))
             assert third.status["frames"]["settled"] == acknowledged == 400
-
-
-def test_receipt_of_another_job_or_of_this_head_counts_nothing(folder: Path) -> None:
-    job = make_job(num_envs=2, lengths=4, collection={"mode": "async", "framesPerBatch": 20})
-    with serve(job, directory=folder / "another", epoch=1) as another:
-        foreign = another.data.ack(another.data.get("/v1/batches/next?wait=30")).headers["cormorant-settled"]
-    with serve(job, directory=folder / "this", epoch=2) as served:
-        own = served.data.ack(served.data.get("/v1/batches/next?wait=30")).headers["cormorant-settled"]
-        for receipt in (foreign, own):
-            served.reader.get("/v1/batches/next?wait=0", Cormorant_Settled=receipt)
-        assert served.status["frames"]["settled"] == 20
-        assert served.fleet.inherited_frames == 0

@@ -52,22 +52,6 @@ def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
     endless.data.take()
 
 
-def test_the_shorthands_are_a_lease_of_the_owner_default(endless: Served) -> None:
-    assert endless.writer.post("/v1/pause").json["state"] == "paused"
-    assert [lease["owner"] for lease in endless.writer.post("/v1/pause").json["leases"]] == ["default"]
-    assert endless.writer.post("/v1/resume").json["state"] == "running"
-    assert endless.writer.post("/v1/resume").json["state"] == "running"
-
-
-def test_bodies_that_cannot_be_meant_are_refused(endless: Served) -> None:
-    pauses: list[Any] = [{"owner": ""}, {"ttl_seconds": 0}, {"ttl_seconds": 1e9}, {"extra": 1}, []]
-    seeds = [{}, {"seed": -1}, {"seed": 2**53}]
-    for path, body in (*(("/v1/pauses", body) for body in pauses), *(("/v1/seed", body) for body in seeds)):
-        reply = endless.writer.post(path, body)
-        assert (reply.status, reply.kind) == (422, "invalid-request"), body
-    assert endless.reader.get("/v1/pauses").json["leases"] == []
-
-
 def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
     job, settings = make_job(), HeadSettings(port=0, directory=folder)
     words = rf"directory .* is in use by process {os.getpid()} on .* stop that head"
@@ -101,27 +85,6 @@ def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     finally:
         endless.writer.post("/v1/resume")
     assert endless.data.take().status == 200
-
-
-def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
-    assert endless.anonymous.get("/v1/nothing").kind == "not-found"
-    wrong = endless.reader.call("DELETE", "/v1/status")
-    assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
-    assert wrong.json["detail"] == "DELETE is not allowed at /v1/status; use GET"
-    wrong = endless.writer.call("DELETE", "/v1/models/policy/weights")
-    assert wrong.headers["allow"] == "GET, HEAD, PUT"
-    wrong = endless.anonymous.post("/page/main.js")
-    assert (wrong.status, wrong.headers["allow"]) == (405, "GET, HEAD")
-    boolean = endless.writer.post("/v1/seed", {"seed": True})
-    assert (boolean.status, boolean.kind) == (422, "invalid-request")
-    assert "true is a boolean; send a number" in boolean.json["detail"]
-    assert endless.reader.get("/v1/batches/next?wait=nan").kind == "invalid-request"
-    too_long = endless.writer.call(
-        "POST", "/v1/pause", b'{"reason": "' + b"x" * 400_000, Content_Type="application/json"
-    )
-    assert (too_long.status, too_long.kind) == (413, "too-large")
-    deep = endless.writer.call("POST", "/v1/pause", b"[" * 100_000, Content_Type="application/json")
-    assert (deep.status, deep.kind) == (400, "malformed-request")
 
 
 def test_heads_of_requests_are_bounded(endless: Served) -> None:
@@ -173,12 +136,6 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
     said = document["paths"]["/v1/batches/next"]["get"]["description"]
     assert said.startswith("Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response")
-
-
-def test_numbers_are_no_pictures(endless: Served) -> None:
-    reply = endless.reader.get("/v1/workers/cpu-0/picture")
-    assert (reply.status, reply.kind) == (409, "no-picture")
-    assert "Box(" in reply.json["detail"]
 
 
 def read_events(api: Api, *, limit: int, **headers: str) -> list[dict[str, str]]:
@@ -296,22 +253,6 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
 
 def versions_of(batch: Any) -> set[int]:
     return {int(batch.headers[f"cormorant-{which}-version"]) for which in ("min", "max")}
-
-
-def test_head_that_lost_the_weights_waits_for_a_learner_that_publishes(folder: Path) -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
-    with serve(job, directory=folder, published_version=4260, weights_within_s=300.0) as served:
-        status = served.status
-        assert (status["pause_state"], status["frames"]["collected"]) == ("paused", 0)
-        assert served.reader.condition("WeightsMissing")["message"] == (
-            "version 4260 of the weights was lost with the earlier head; waiting for at most 300 s for a worker that "
-            "kept it or a learner that publishes"
-        )
-        assert [lease["owner"] for lease in status["pauses"]] == ["cormorant-weights"]
-        # Numbers go on after those that were lost.
-        assert served.writer.put("/v1/models/policy/weights", weights_file(1)).json["version"] == 4261
-        assert versions_of(served.data.take()) == {4261}
-        until(lambda: served.reader.condition("WeightsMissing")["status"] == "False")
 
 
 def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: Path) -> None:

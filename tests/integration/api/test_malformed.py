@@ -3,7 +3,9 @@ which role each endpoint needs.
 """
 
 import os
+import pickle
 import socket
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,10 +59,61 @@ def test_without_the_right_token_nothing_is_done(endless: Served, method: str, p
         assert (refused.status, refused.kind, refused.json["role"]) == (403, "forbidden", role)
 
 
-EXAMPLES = int(os.environ.get("CORMORANT_EXAMPLES", "6"))
-"""Of each operation. .ci/run asks for 40; every night, 400 are about ten thousand requests."""
 PATH = "/v1/models/policy/weights"
 GOOD = weights_file(1)
+REFUSED: list[tuple[str, str, Any, int, str, str]] = [
+    ("GET", "/v1/nothing", None, 404, "not-found", "no such path: /v1/nothing"),
+    ("GET", "/v1/models/nope/versions", None, 404, "unknown-model", "its models are policy"),
+    ("GET", "/v1/updates/u999999", None, 404, "unknown-update", "ids look like u7"),
+    ("GET", "/v1/workers/cpu-0/picture", None, 409, "no-picture", "Box("),
+    ("GET", "/v1/batches/next?wait=nan", None, 422, "invalid-request", "less than or equal to 300"),
+    ("DELETE", "/v1/status", None, 405, "method-not-allowed", "DELETE is not allowed at /v1/status; use GET"),
+    ("DELETE", PATH, None, 405, "method-not-allowed", "use GET, HEAD, PUT"),
+    ("POST", "/page/main.js", None, 405, "method-not-allowed", "use GET, HEAD"),
+    ("POST", "/v1/seed", {}, 422, "invalid-request", "Field required"),
+    ("POST", "/v1/seed", {"seed": -1}, 422, "invalid-request", "greater than or equal to 0"),
+    ("POST", "/v1/seed", {"seed": 2**53}, 422, "invalid-request", "less than or equal to"),
+    ("POST", "/v1/seed", {"seed": True}, 422, "invalid-request", "true is a boolean; send a number"),
+    ("POST", "/v1/pauses", {"owner": ""}, 422, "invalid-request", "at least 1 character"),
+    ("POST", "/v1/pauses", {"ttl_seconds": 0}, 422, "invalid-request", "greater than 0"),
+    ("POST", "/v1/pauses", {"ttl_seconds": 1e9}, 422, "invalid-request", "less than or equal to 86400"),
+    ("POST", "/v1/pauses", {"extra": 1}, 422, "invalid-request", "not permitted"),
+    ("POST", "/v1/pauses", [], 422, "invalid-request", "body"),
+    ("POST", "/v1/pauses", b'{"reason": "' + b"x" * 400_000, 413, "too-large", "longer than the limit"),
+    ("POST", "/v1/pauses", b"[" * 100_000, 400, "malformed-request", "parsing the body"),
+    ("POST", "/v1/pauses", b"{", 400, "malformed-request", "the body is not valid JSON"),
+    ("PUT", PATH, b"short", 400, "malformed-safetensors", "5 bytes"),
+    ("PUT", PATH, GOOD + b"\0", 400, "malformed-safetensors", "bytes"),
+    ("PUT", PATH, pickle.dumps({"number": 1.0}), 415, "unsafe-format", "is a pickle"),
+    ("PUT", PATH, b"PK\x03\x04" + bytes(400), 415, "unsafe-format", "is a pickle"),
+    ("PUT", PATH, weights_file(1, bias=np.zeros(3, np.int32)), 422, "tensor-mismatch", "policy/bias"),
+    ("PUT", PATH, bytes(8 << 20), 413, "too-large", "check that the weights are for this policy"),
+    ("PUT", PATH, weights_file(np.nan), 422, "not-finite", "nothing was published"),
+    ("PUT", PATH, weights_file(1, bias=np.array([0, np.inf, 0], np.float32)), 422, "not-finite", "policy/bias"),
+    ("PUT", f"{PATH}?version={2**52 + 1}", GOOD, 409, "version-conflict", f"is above the limit {2**52}"),
+    ("PUT", f"{PATH}?version={2**63 - 1}", GOOD, 409, "version-conflict", f"is above the limit {2**52}"),
+    ("PUT", "/v1/models/critic/weights", GOOD, 404, "unknown-model", "no model 'critic'"),
+]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "kind", "words"), REFUSED, ids=[f"{row[1]}: {row[5]}" for row in REFUSED]
+)
+def test_what_cannot_be_meant_is_refused_and_changes_nothing(
+    endless: Served, method: str, path: str, body: Any, status: int, kind: str, words: str
+) -> None:
+    before = endless.reader.get("/v1/models").json["version"]
+    media = SAFETENSORS if method == "PUT" else "application/json"
+    reply = endless.writer.call(method, path, body, Content_Type=media)
+    assert (reply.status, reply.kind) == (status, kind), reply
+    assert words in reply.json["detail"]
+    assert status != 405 or reply.json["detail"].endswith(f"use {reply.headers['allow']}")
+    assert endless.reader.get("/v1/models").json["version"] == before
+    assert endless.reader.get("/v1/pauses").json["leases"] == []
+
+
+EXAMPLES = int(os.environ.get("CORMORANT_EXAMPLES", "6"))
+"""Of each operation. .ci/run asks for 40; every night, 400 are about ten thousand requests."""
 FITS = {"number": ("F32", [], 4), "bias": ("F32", [3], 12)}
 
 

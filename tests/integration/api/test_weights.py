@@ -1,7 +1,6 @@
 """Publishing over HTTP: what is taken, what is refused and how, and who acts with it."""
 
 import os
-import pickle
 import shutil
 import socket
 import threading
@@ -63,6 +62,8 @@ def test_publish_is_applied_by_all_and_reads_back(endless: Served) -> None:
     head = endless.reader.call("HEAD", PATH)
     assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(body)))
     assert endless.reader.get(PATH, If_None_Match=found.headers["etag"]).status == 304
+    (model,) = endless.reader.get("/v1/models").json["models"]
+    assert (model["name"], model["num_tensors"], model["etag"]) == ("policy", 2, found.headers["etag"])
 
 
 def test_versions_only_grow_and_a_repetition_changes_nothing(endless: Served) -> None:
@@ -102,35 +103,6 @@ def test_an_old_version_comes_back_under_a_new_number(endless: Served) -> None:
 
 
 GOOD = weights_file(1)
-
-
-@pytest.mark.parametrize(
-    ("body", "status", "kind"),
-    [
-        (b"short", 400, "malformed-safetensors"),
-        (GOOD + b"\0", 400, "malformed-safetensors"),
-        (pickle.dumps({"number": 1.0}), 415, "unsafe-format"),
-        (b"PK\x03\x04" + bytes(400), 415, "unsafe-format"),
-        (weights_file(1, bias=np.zeros(3, np.int32)), 422, "tensor-mismatch"),
-        (bytes(8 << 20), 413, "too-large"),
-        (weights_file(np.nan), 422, "not-finite"),
-        (weights_file(1, bias=np.array([0, np.inf, 0], np.float32)), 422, "not-finite"),
-    ],
-)
-def test_weights_of_another_policy_are_refused(endless: Served, body: bytes, status: int, kind: str) -> None:
-    before = current(endless)
-    reply = endless.writer.put(PATH, body)
-    assert (reply.status, reply.kind) == (status, kind), reply.body
-    assert current(endless) == before
-
-
-def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
-    before = current(endless)
-    for version in (2**52 + 1, 2**63 - 1):
-        refused = endless.writer.put(f"{PATH}?version={version}", weights_file(1))
-        assert (refused.status, refused.kind) == (409, "version-conflict")
-        assert f"is above the limit {2**52}" in refused.json["detail"]
-    assert current(endless) == before
 
 
 def test_publishes_that_a_hung_disk_holds_up_are_refused(endless: Served, monkeypatch: Any) -> None:
@@ -258,7 +230,6 @@ def test_body_without_length_or_type_is_refused_unread(endless: Served) -> None:
     raw = raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", "Transfer-Encoding: chunked")
     assert b" 411 " in raw.splitlines()[0]
     assert endless.writer.put(PATH, GOOD, Content_Type="text/plain").kind == "unsupported-format"
-    assert endless.writer.put("/v1/models/critic/weights", GOOD).kind == "unknown-model"
     # Refused before the body is asked for: no "100 Continue" comes.
     expects = ("Expect: 100-continue", f"Content-Length: {len(GOOD)}")
     assert b" 401 " in raw_request(endless.anonymous, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
@@ -283,15 +254,6 @@ def test_concurrent_publishers_get_different_versions(endless: Served) -> None:
     assert final["state"] == "applied"
     states = {endless.reader.get(f"/v1/updates/{reply['update_id']}").json["state"] for reply in replies}
     assert states <= {"applied", "superseded"}
-
-
-def test_models_and_updates_that_do_not_exist(endless: Served) -> None:
-    assert endless.reader.get("/v1/models/nope/versions").json["known"] == ["policy"]
-    assert endless.reader.get("/v1/updates/u999999").kind == "unknown-update"
-    assert endless.reader.get("/v1/updates/..%2f").kind in ("unknown-update", "not-found")
-    (model,) = endless.reader.get("/v1/models").json["models"]
-    etag = endless.reader.call("HEAD", PATH).headers["etag"]
-    assert (model["name"], model["num_tensors"], model["etag"]) == ("policy", 2, etag)
 
 
 def test_publish_to_a_paused_job_says_so_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -437,14 +437,6 @@ def test_batches_that_were_left_are_returned_by_another_thread() -> None:
     assert returned.result(20) != threading.get_ident()
 
 
-async def test_two_tasks_cannot_iterate_over_the_same_batches() -> None:
-    numbers = Numbers()
-    numbers.may_come.set()
-    batches = AsyncBatches(numbers, asyncio.to_thread)  # type: ignore[arg-type]  # what it calls
-    with pytest.raises(errors.ClientError, match="two tasks share one iterator"):
-        await asyncio.gather(anext(batches), anext(batches))
-
-
 async def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
     numbers = Numbers()
     async with AsyncBatches(numbers, asyncio.to_thread) as batches:  # type: ignore[arg-type]  # what it calls
