@@ -16,7 +16,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http import problems
 from cormorant_api.live.moments import Moments
-from cormorant_api.routes import batches, control, live, status, weights
+from cormorant_api.routes import batches, control, status, weights
 from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.live import Bye, Event, Hello, Moment, Opening
@@ -84,7 +84,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]  # FastAPI's own way of extending the document
-    for module in (weights, batches, control, status, live):
+    for module in (weights, batches, control, status):
         app.include_router(module.router)
     app.include_router(control.operator)
     app.include_router(status.health)

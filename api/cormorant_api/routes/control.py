@@ -132,7 +132,7 @@ async def get_state(head: TheHead) -> Response:
 async def put_state(request: Request, head: TheHead) -> Status:
     """Restore a saved state. The fleet must be paused, and stays paused."""
     running = head.running
-    head.refuse_changes_while_draining()
+    head.refuse_while_closing(or_draining=True)
     if not (running.pauses.wants_pause and running.pauses.is_settled):
         raise ApiError(ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
     size = size_of_body(request, limit_bytes=head.settings.max_body_bytes)
@@ -166,7 +166,7 @@ async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
     Responds when all workers have. Open batches are finished first, even during a pause, which stays in force. Open
     trajectories end with their last batch; weights, versions and the frame count stay.
     """
-    head.refuse_changes_while_draining()
+    head.refuse_while_closing(or_draining=True)
     fleet = head.running.fleet
     if await head.quick(lambda: fleet.is_done):
         raise ApiError(ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")

@@ -184,9 +184,7 @@ async def get_update(
     head: TheHead, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> Update:
     """Progress of a publish with receipts per worker. `wait`: seconds to wait for its end."""
-    version = version_of(update)
-    found = None if version is None else head.running.publisher.update(version)
-    if found is None:
+    if (found := head.running.publisher.update(version_of(update))) is None:
         raise ApiError(ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}")
     return await _after_wait(head, found, wait)
 
