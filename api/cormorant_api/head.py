@@ -375,22 +375,14 @@ class Head:
         """The fleet's counters; `workers=False` omits the workers and is O(1)."""
         return await self.quick(self.running.fleet.stats, workers=workers)
 
-    def refuse_changes_while_draining(self) -> None:
-        """Raise 503 while draining. Publishing stays allowed: a learner that waited for the next head would not take
-        this head's last batches.
+    def refuse_while_closing(self, *, or_draining: bool = False) -> None:
+        """Raise 503 while shutting down, or already while draining. Publishing stays allowed then: a learner that
+        waited for the next head would not take this head's last batches.
         """
-        self.refuse_while_closing()
-        if self.is_draining:
-            raise ApiError(
-                ProblemType.DRAINING, "the head is draining; retry with the next head", retry_after_s=_NEXT_HEAD_S
-            )
-
-    def refuse_while_closing(self) -> None:
-        """Raise 503 while shutting down."""
-        if self.is_closing:
-            raise ApiError(
-                ProblemType.DRAINING, "the head is shutting down; retry with the next head", retry_after_s=_NEXT_HEAD_S
-            )
+        if self.is_closing or (or_draining and self.is_draining):
+            what = "shutting down" if self.is_closing else "draining"
+            why = f"the head is {what}; retry with the next head"
+            raise ApiError(ProblemType.DRAINING, why, retry_after_s=_NEXT_HEAD_S)
 
     def _on_fleet_event(self, event: FleetEvent) -> None:
         """Called by the fleet's thread; must be quick and not call the fleet."""

@@ -282,12 +282,12 @@ class _Fetcher:
         at = time.monotonic()
         if reply.status == 204:
             return None
-        if reply.headers.get("content-type", "").startswith(headers.MEMORY_JSON):
-            return self._map(reply, at)
-        stale_at = at + _FRESH * float(reply.headers.get(headers.ACK_WITHIN, "60"))
-        return decode(reply.body, on_ack=self._ack), stale_at
+        is_memory = reply.headers.get("content-type", "").startswith(headers.MEMORY_JSON)
+        batch = self._map(reply) if is_memory else decode(reply.body, on_ack=self._ack)
+        within_s = float(reply.headers.get(headers.ACK_WITHIN, "60"))
+        return None if batch is None else (batch, at + _FRESH * within_s)
 
-    def _map(self, reply: HttpReply, at: float) -> tuple[Delivery, float] | None:
+    def _map(self, reply: HttpReply) -> Delivery | None:
         told = self._head.parse(MemoryBatch, reply)
         self._mappings = self._mappings or Mappings(self._fetching)
         try:
@@ -301,4 +301,4 @@ class _Fetcher:
         if time.monotonic() - told.lent_at >= told.ack_within_s:
             batch.forget()  # the head may have taken it back before it was locked, and delivers it again
             return None
-        return batch, at + _FRESH * told.ack_within_s
+        return batch

@@ -237,7 +237,7 @@ def update_id(version: int) -> str:
     return f"u{version}"
 
 
-def version_of(text: str) -> int | None:
-    """The version of an update id; None for other text."""
+def version_of(text: str) -> int:
+    """The version of an update id; 0 for other text."""
     version = int(text[1:]) if text[1:].isdecimal() and len(text) <= 20 else 0
-    return version if text == update_id(version) else None
+    return version if text == update_id(version) else 0

@@ -23,6 +23,7 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_cli import __main__ as command_line
 from cormorant_client import connect
+from cormorant_client.head import parse_events
 from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.heads import HeadProcess
@@ -44,12 +45,8 @@ def listening(api: Api) -> Iterator[Iterator[Frame]]:
     assert (response.status, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
 
     def frames() -> Iterator[Frame]:
-        for raw in response:
-            name, _, value = raw.decode().rstrip("\n").partition(": ")
-            if name == "event":
-                kind = value
-            elif name == "data":
-                yield kind, json.loads(value)
+        for kind, _, data in parse_events(response):
+            yield kind, json.loads(data)
 
     with closing(connection):
         yield frames()

