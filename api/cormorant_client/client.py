@@ -143,12 +143,15 @@ class Pause:
         self._reason, self._ttl_s = reason, ttl
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self.lease = self._ask(wait)
+        self.lease = self.renew(wait=wait)
         """The lease as the head last reported it."""
 
-    def renew(self) -> PauseLease:
-        """Restart the lease's time limit from now."""
-        self.lease = self._ask(0.0)
+    def renew(self, *, wait: float = 0.0) -> PauseLease:
+        """Restart the lease's time limit from now, and wait as long for every worker to stop."""
+        request = {"owner": self.owner, "reason": self._reason, "ttl_seconds": self._ttl_s, "wait_seconds": wait}
+        patience_s = None if self._thread is None else 0.0
+        reply = self._head.post("/v1/pauses", request, wait_s=wait, patience_s=patience_s)
+        self.lease = self._head.parse(PauseLease, reply)
         return self.lease
 
     def resume(self) -> None:
@@ -178,12 +181,6 @@ class Pause:
                 return
             except ClientError:
                 continue  # the next renewal may succeed; otherwise the lease expires
-
-    def _ask(self, wait_s: float) -> PauseLease:
-        request = {"owner": self.owner, "reason": self._reason, "ttl_seconds": self._ttl_s, "wait_seconds": wait_s}
-        patience_s = None if self._thread is None else 0.0
-        reply = self._head.post("/v1/pauses", request, wait_s=wait_s, patience_s=patience_s)
-        return self._head.parse(PauseLease, reply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +275,7 @@ class Client(Fleet):
         """
         reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
         found = int(reply.headers.get(headers.POLICY_VERSION, "0"))
-        return PulledWeights.read(model, found, reply.body)
+        return PulledWeights(model, found, reply.body)
 
     def models(self) -> Models:
         """List the models with their newest versions."""

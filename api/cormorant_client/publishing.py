@@ -18,7 +18,7 @@ from cormorant_client.head import HeadConnection, quoted
 from cormorant_client.transport import Bytes
 from cormorant_contract.fleet import Receipt
 from cormorant_contract.rest import updates as rest
-from cormorant_contract.tensor_file import TORCH_NAMES, TensorFile, make_header
+from cormorant_contract.tensor_file import TORCH_NAMES, make_header
 from cormorant_contract.weights import Publishable, file_of, read_header, tensors_by_name
 
 if TYPE_CHECKING:
@@ -153,24 +153,15 @@ class Update(Receipt):
         return self
 
 
-@dataclass(frozen=True, slots=True)
 class PulledWeights:
     """Weights fetched from the head. Tensors are views of the received bytes."""
 
-    model: str
-    version: int
-    data: memoryview
-    """The safetensors file."""
-    _file: TensorFile
-
-    @classmethod
-    def read(cls, model: str, version: int, data: memoryview) -> "PulledWeights":
-        """Parse the received bytes.
-
-        Raises:
-            WeightsError: not a safetensors file.
-        """
-        return cls(model, version, data, read_header(data, " from the head"))
+    def __init__(self, model: str, version: int, data: memoryview) -> None:
+        """Raises WeightsError if the bytes are not a safetensors file."""
+        self.model, self.version = model, version
+        self.data = data
+        """The safetensors file."""
+        self._file = read_header(data, " from the head")
 
     @property
     def metadata(self) -> Mapping[str, str]:

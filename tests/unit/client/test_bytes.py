@@ -248,16 +248,16 @@ def test_tensors_are_not_copied_and_a_copy_is_independent() -> None:
 def test_pulled_weights_are_views_and_load_into_a_module() -> None:
     module = nn.Linear(3, 2).to(torch.bfloat16)
     data = memoryview(bytearray(b"".join(make_body({"policy": module}).pieces)))
-    pulled = PulledWeights.read("policy", 4, data)
+    pulled = PulledWeights("policy", 4, data)
     assert pulled.version == 4
     assert_equal(pulled.state_dict(), dict(module.state_dict()))
     nn.Linear(3, 2).load_state_dict(pulled.state_dict())
     with pytest.raises(WeightsError, match="state_dict"):
         pulled.numpy()
     data = memoryview(bytearray(b"".join(make_body({"w": torch.arange(3.0)}).pieces)))
-    assert PulledWeights.read("policy", 1, data).numpy()["w"].tolist() == [0, 1, 2]
+    assert PulledWeights("policy", 1, data).numpy()["w"].tolist() == [0, 1, 2]
     with pytest.raises(WeightsError):
-        PulledWeights.read("policy", 1, memoryview(b"nothing of the kind"))
+        PulledWeights("policy", 1, memoryview(b"nothing of the kind"))
 
 
 def test_metadata_of_a_file_is_its_own() -> None:

@@ -130,7 +130,7 @@ def test_what_the_parser_takes_the_readers_take(header: dict[str, Any], payload:
     except MalformedTensorFile:
         return
     safetensors.deserialize(data)
-    pulled = PulledWeights.read("policy", 1, memoryview(data))
+    pulled = PulledWeights("policy", 1, memoryview(data))
     found = pulled.state_dict()
     assert [tuple(tensor.shape) for tensor in found.values()] == [entry.shape for entry in file.tensors.values()]
     if all(entry.dtype in NUMPY_NAMES for entry in file.tensors.values()):
