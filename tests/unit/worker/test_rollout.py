@@ -56,8 +56,7 @@ class Tape(TorchDispatchMode):
                     before.copy_(now)
 
 
-def opened(env: str, policy: str | None, *, alone: bool = False, record: Any = None, **collection: Any) -> Collector:
-    """`alone`: as on a device whose memory is not the host's."""
+def opened(env: str, policy: str | None, *, record: Any = None, **collection: Any) -> Collector:
     torch.manual_seed(0)
     made = None if policy is None else build_policy(5, 2, kind=policy, is_discrete=False)
     collection = {"seed": 7, **collection}
@@ -65,7 +64,7 @@ def opened(env: str, policy: str | None, *, alone: bool = False, record: Any = N
     rollout = collector._rollout
     assert isinstance(rollout, ScanRollout if policy is None else DeviceRollout)
     if isinstance(rollout, DeviceRollout):
-        rollout._is_block, rollout.record = not alone, record
+        rollout.record = record
     return collector
 
 
@@ -85,14 +84,12 @@ def batches(collector: Collector) -> list[Any]:
     return [*found, collector.collect(num_steps=40 * N)]
 
 
-@pytest.mark.parametrize(("alone", "record"), [(False, None), (True, None), (True, Tape)])
+@pytest.mark.parametrize("record", [None, Tape])
 @pytest.mark.parametrize("policy", ["module", "memory", "tensordict", "recurrent"])
 @pytest.mark.parametrize(("env", "normalize"), [("same", None), ("whole", {"observation": {"clip": 3}})])
-def test_a_policy_and_its_environments_on_one_device(
-    env: str, policy: str, normalize: Any, alone: bool, record: Any
-) -> None:
+def test_a_policy_and_its_environments_on_one_device(env: str, policy: str, normalize: Any, record: Any) -> None:
     with (
-        opened(env, policy, alone=alone, record=record, normalize=normalize) as ours,
+        opened(env, policy, record=record, normalize=normalize) as ours,
         opened(env, policy, normalize=normalize) as plain,
     ):
         compare(ours, plain)
@@ -133,7 +130,7 @@ class OnTheHost(torch.nn.Module):
 def test_a_policy_that_needs_the_host_is_not_recorded(what: str, reason: str) -> None:
     np.random.seed(0)
     with make_collector(env=ENVS["same"], num_envs=N, policy=OnTheHost(what)) as collector:
-        collector._rollout._is_block, collector._rollout.record = False, Tape
+        collector._rollout.record = Tape
         actions = torch.cat([collector.collect(num_steps=8 * N)["action"] for _ in range(4)], dim=1)
         graphs = collector._rollout._rows.graphs
         assert reason in graphs.refused
@@ -143,7 +140,7 @@ def test_a_policy_that_needs_the_host_is_not_recorded(what: str, reason: str) ->
 
 
 def test_a_batch_is_handed_over_on_its_device() -> None:
-    with opened("same", "recurrent", alone=True) as ours, opened("same", "recurrent") as plain:
+    with opened("same", "recurrent") as ours, opened("same", "recurrent") as plain:
         kept = []
         for rows in (40, 40, 3):
             found = ours.collect(num_steps=rows * N, device="cpu")

@@ -1,7 +1,7 @@
 """Rollouts: whole batches that are played without the host between two steps, where environments and policy allow it.
 
     DeviceRollout   the policy reads row t of the batch on its device, and what the environments return there is copied
-                    into row t + 1; one copy to the host a batch (on a CPU, the rows are the block's own memory)
+                    into row t + 1; one copy to the block a batch
     ScanRollout     K steps at a time in one compiled loop, with random actions or a policy in JAX
 
 What depends on which rows ended (trajectory ids, first frames, final observations) is written when the batch is
@@ -75,7 +75,7 @@ class Rollout(ABC):
         return True
 
     def rows_of(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
-        """The rows of the block that was filled last; None: they are not on this device, or the block's own."""
+        """The rows of the block that was filled last; None: they are not on this device."""
         return None
 
     @abstractmethod
@@ -138,25 +138,20 @@ class DeviceRollout(Rollout):
         super().__init__(env, group, actor, check)
         assert env.device is not None
         self._device = env.device
-        self._is_block = env.device.type == "cpu"
-        """The rows on the device are the block's memory."""
         self._initial = [torch.from_numpy(state).to(env.device) for state in actor.initial_states]
         self._rows: DeviceRows | None = None
-        self.record: Callable[[Act], Act] | None = (
-            cuda_recorder(actor) if actor.is_recorded and not self._is_block else None
-        )
+        self.record = cuda_recorder(actor) if actor.is_recorded and env.device.type == "cuda" else None
         """Records what is done in a row; None: nothing is recorded."""
 
     def rows_of(self, block: Block, device: torch.device | str | None) -> "DeviceRows | None":
-        rows = self._rows
-        is_there = device is not None and not self._is_block and _is_same(torch.device(device), self._device)
-        return rows if is_there and rows is not None and rows.block is block else None
+        is_there = device is not None and _is_same(torch.device(device), self._device)
+        return self._rows if is_there and self._rows is not None and self._rows.block is block else None
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
         env, rows = self._env, self._rows
-        if self._is_block or rows is None or not rows.fits(block):
+        if rows is None or not rows.fits(block):
             graphs = None if self.record is None else RowGraphs(self._actor, self.record)
-            rows = self._rows = DeviceRows(block, None if self._is_block else self._device, graphs, rows)
+            rows = self._rows = DeviceRows(block, self._device, graphs)
         rows.begin(block, self._group.is_init)
         for t in range(num_rows):
             laps, began = timing.next_laps(), monotonic_ns()
@@ -218,26 +213,13 @@ def _is_same(one: torch.device, other: torch.device) -> bool:
 class DeviceRows:
     """The rows of a batch on a device: [T + 1, N, ...] per leaf of what is carried, [T, N, ...] of the rest."""
 
-    def __init__(
-        self, block: Block, device: torch.device | None, graphs: "RowGraphs | None", before: "DeviceRows | None"
-    ) -> None:
-        """`device`: None if they are the block's own memory; on a device it is the same for every block that fits.
-        `before`: the last ones, some of whose memory is used again where it fits.
-        """
-        self.graphs, self._is_block = graphs, device is None
-        self.block, hosts = block, self._of(block)
-        self._hosts = [tensor for tensors in hosts for tensor in tensors]
-        self._tensors = self._hosts
-        if device is not None:
-            self._tensors = [torch.empty_like(tensor, device=device) for tensor in self._hosts]
-        self.device = self._tensors[0].device
-        left = iter(self._tensors)
-        series = [list(islice(left, len(tensors))) for tensors in hosts]
-        self.observation, self.states, self.action, self.outputs, self.info, result = series
+    def __init__(self, block: Block, device: torch.device, graphs: "RowGraphs | None") -> None:
+        """Rows for blocks with as many rows as this one, or fewer."""
+        self.device, self.graphs, self.block = device, graphs, block
+        self._series = [[torch.empty_like(host, device=device) for host in hosts] for hosts in _series_of(block)]
+        self.observation, self.states, self.action, self.outputs, self.info, result = self._series
         # Looked up where episodes ended.
-        self._seen: list[torch.Tensor] = (
-            before._seen if before and before.fits(block) else [torch.empty_like(rows[1:]) for rows in self.observation]
-        )
+        self._seen = [torch.empty_like(rows[1:]) for rows in self.observation]
         # By row, so that a step does not cut them.
         num_rows = len(block.reward)
         self.obs_at, self.seen_at = _by_row(self.observation, num_rows + 1), _by_row(self._seen, num_rows)
@@ -245,41 +227,41 @@ class DeviceRows:
         self.action_at, self.outputs_at = _by_row(self.action, num_rows), _by_row(self.outputs, num_rows)
         self.result_at = _by_row(result, num_rows)
         """Reward, terminated, truncated."""
-        self.first_at = torch.zeros(
-            (num_rows + 1, block.layout.num_envs), dtype=torch.bool, device=self.device
-        ).unbind()
+        self.first_at = torch.zeros((num_rows + 1, block.layout.num_envs), dtype=torch.bool, device=device).unbind()
         """Where episodes begin, for policies that read it."""
-
-    @staticmethod
-    def _of(block: Block) -> list[list[torch.Tensor]]:
-        result = block.reward, block.terminated, block.truncated
-        series = block.observation, block.states, block.action, block.outputs, block.info, result
-        return [[torch.from_numpy(array) for array in arrays] for arrays in series]
 
     def fits(self, block: Block) -> bool:
         return len(block.reward) < len(self.first_at)
 
     def begin(self, block: Block, is_init: Array) -> None:
-        """Take the first observations and states from a block, and write to it."""
+        """Take the first observations and states from a block."""
+        self.block = block
         self.first_at[0].copy_(torch.from_numpy(is_init))
-        if not self._is_block:
-            self.block, self._hosts = block, [tensor for tensors in self._of(block) for tensor in tensors]
-            for tensor, host in zip(self.observation + self.states, self._hosts, strict=False):
+        for tensors, hosts in zip((self.observation, self.states), _series_of(block), strict=False):
+            for tensor, host in zip(tensors, hosts, strict=True):
                 tensor[0].copy_(host[0])
 
     def download(self, num_rows: int) -> None:
         """Copy what was written into the block, and wait for it."""
-        if self._is_block:
-            return
-        num_carried = len(self.observation) + len(self.states)
-        for i, (host, tensor) in enumerate(zip(self._hosts, self._tensors, strict=True)):
-            used = slice(num_rows + (i < num_carried))
-            host[used].copy_(tensor[used])
+        for i, (tensors, hosts) in enumerate(zip(self._series, _series_of(self.block), strict=True)):
+            used = slice(num_rows + (i < _NUM_CARRIED))
+            for tensor, host in zip(tensors, hosts, strict=True):
+                host[used].copy_(tensor[used])
 
     def final(self, rows: Array, columns: Array) -> Arrays:
         """[k, ...] per leaf: what was seen there."""
         at = torch.from_numpy(rows), torch.from_numpy(columns)
         return tuple(seen[at].cpu().numpy() for seen in self._seen)
+
+
+_NUM_CARRIED = 2
+"""Observations and states have a row more than the others."""
+
+
+def _series_of(block: Block) -> list[list[torch.Tensor]]:
+    result = block.reward, block.terminated, block.truncated
+    series = block.observation, block.states, block.action, block.outputs, block.info, result
+    return [[torch.from_numpy(array) for array in arrays] for arrays in series]
 
 
 def _by_row(tensors: Sequence[torch.Tensor], num_rows: int) -> list[tuple[torch.Tensor, ...]]:
