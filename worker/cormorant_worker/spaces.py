@@ -6,7 +6,7 @@ travel as `Arrays`, one array per leaf, in the order of `leaves(space, prefix)`:
     Dict(pos=Box(3), cam=Tuple(Box(2, 2), Discrete(4)))  ->  cam.0 [n, 2, 2], cam.1 [n], pos [n, 3]
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -93,6 +93,15 @@ def leaf_spaces(space: Space) -> tuple[Space, ...]:
     """The parts of a space that are its leaves, in the order of `leaves`."""
     parts = _parts(space)
     return (space,) if parts is None else tuple(leaf for _, part in parts for leaf in leaf_spaces(part))
+
+
+def with_leaves(space: Space, parts: Iterator[Space]) -> Space:
+    """A space nested like this one, whose leaves are `parts`, in the order of `leaves`."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return type(space)({name: with_leaves(part, parts) for name, part in space.spaces.items()})
+    if isinstance(space, gymnasium.spaces.Tuple):
+        return gymnasium.spaces.Tuple([with_leaves(part, parts) for part in space.spaces])
+    return next(parts)
 
 
 def _parts(space: Space) -> list[tuple[str, Space]] | None:

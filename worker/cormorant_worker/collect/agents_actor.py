@@ -22,7 +22,7 @@ from cormorant_contract.policy import AgentPolicy, Policy
 from cormorant_worker.errors import ManifestError, PolicyLoadError
 from cormorant_worker.policy.actor import MAIN_MODEL, Acted, PolicyActor, PolicyModels, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaves, put
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaf_spaces, leaves, put, with_leaves
 from cormorant_worker.weights.blob import read_file
 from cormorant_worker.weights.staged import (
     INITIAL_VERSION,
@@ -313,15 +313,13 @@ class AgentsActor:
 
 def of_one_agent(space: Space) -> Space:
     """The space of one agent, from that of several side by side (`envs.pettingzoo_env.several`)."""
-    match space:
-        case spaces.Dict():
-            return spaces.Dict({name: of_one_agent(part) for name, part in space.spaces.items()})
-        case spaces.Tuple():
-            return spaces.Tuple([of_one_agent(part) for part in space.spaces])
-        case spaces.MultiDiscrete():
-            if space.nvec.ndim == 1:
-                return spaces.Discrete(space.nvec[0], start=space.start[0])
-            return spaces.MultiDiscrete(space.nvec[0], dtype=space.dtype, start=space.start[0])
-        case spaces.Box():
-            return spaces.Box(space.low[0], space.high[0], dtype=space.dtype)
-    raise AssertionError(space)
+    return with_leaves(space, map(_first, leaf_spaces(space)))
+
+
+def _first(space: Space) -> Space:
+    if isinstance(space, spaces.MultiDiscrete):
+        if space.nvec.ndim == 1:
+            return spaces.Discrete(space.nvec[0], start=space.start[0])
+        return spaces.MultiDiscrete(space.nvec[0], dtype=space.dtype, start=space.start[0])
+    assert isinstance(space, spaces.Box)
+    return spaces.Box(space.low[0], space.high[0], dtype=space.dtype)

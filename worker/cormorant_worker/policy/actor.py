@@ -204,13 +204,7 @@ class PolicyActor:
         """
         if self.normalizer is not None:
             obs = self.normalizer.on_tensors(obs)
-        if self._is_simple:
-            result = self.models.acting(obs[0])
-            if isinstance(result, _ARRAYS):
-                return [_fitted(torch.as_tensor(result), self._action[0], len(is_init))]
-            written = self._written_by(_named(result))
-        else:
-            written = self._written_by(self._call(obs, states, is_init))
+        written = self._written_by(self._call(obs, states, is_init))
         return [_fitted(tensor, leaf, len(is_init)) for tensor, leaf in zip(written, self._leaves, strict=True)]
 
     def stacked(self, chosen: Any) -> Arrays:
@@ -335,16 +329,14 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
     array: Array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
     if array.dtype != leaf.dtype:
         array = cast_to(leaf, array)
-    return array if array.shape == (n, *leaf.shape) else _unsqueezed(array, leaf, n)
+    return array if array.shape == (n, *leaf.shape) else _fitted(array, leaf, n)
 
 
-def _fitted(tensor: torch.Tensor, leaf: Leaf, n: int) -> torch.Tensor:
-    return tensor if tensor.shape == (n, *leaf.shape) else _unsqueezed(tensor, leaf, n)
-
-
-def _unsqueezed(values: Any, leaf: Leaf, n: int) -> Any:
-    """The only row, given without its dimension. PolicyMismatch for any other shape."""
+def _fitted(values: Any, leaf: Leaf, n: int) -> Any:
+    """n rows; the only one may be given without its dimension. Raises PolicyMismatch for any other shape."""
     shape = tuple(values.shape)
+    if shape == (n, *leaf.shape):
+        return values
     if n == 1 and shape == leaf.shape:
         return values[None]
     if shape[1:] != leaf.shape:

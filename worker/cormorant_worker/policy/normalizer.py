@@ -14,7 +14,7 @@ import torch
 from cormorant_contract.collection import Normalize
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.normalize import REWARD, RunningMoments, Statistics
-from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, leaf_spaces, leaves, with_leaves
 
 
 class Normalizer:
@@ -28,7 +28,12 @@ class Normalizer:
         self.names = tuple("/".join(leaf.key) if leaf in chosen else "" for leaf in self._leaves)
         """By leaf; empty: it stays as it is."""
         clip = settings.observation.clip if settings.observation is not None else 0.0
-        self.space = _seen(observation, ("observation",), {leaf.key for leaf in chosen}, clip or np.inf)
+        bound = clip or np.inf
+        seen = (
+            gymnasium.spaces.Box(-bound, bound, leaf.shape, np.float32) if leaf in chosen else part
+            for leaf, part in zip(self._leaves, leaf_spaces(observation), strict=True)
+        )
+        self.space = with_leaves(observation, seen)
         """One environment's observation as the policy sees it: float32 where it is normalized."""
         moments = {"/".join(leaf.key): RunningMoments.none(leaf.shape, clip=clip) for leaf in chosen}
         if settings.reward is not None:
@@ -107,21 +112,3 @@ def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
             f"{field} is for floating-point values, and the observation has {has}; remove it, or keys of other values"
         )
     return chosen
-
-
-def _seen(space: Space, key: tuple[str, ...], chosen: set[tuple[str, ...]], bound: float) -> Space:
-    """The space with the chosen leaves in float32 within a bound."""
-    match space:
-        case Rooted():
-            return Rooted({name: _seen(part, (*key[:-1], name), chosen, bound) for name, part in space.spaces.items()})
-        case gymnasium.spaces.Dict():
-            parts = {name: _seen(part, (*key, str(name)), chosen, bound) for name, part in space.spaces.items()}
-            return gymnasium.spaces.Dict(parts)
-        case gymnasium.spaces.Tuple():
-            return gymnasium.spaces.Tuple(
-                [_seen(part, (*key, str(i)), chosen, bound) for i, part in enumerate(space.spaces)]
-            )
-    if key in chosen:
-        assert space.shape is not None
-        return gymnasium.spaces.Box(-bound, bound, space.shape, np.float32)
-    return space
