@@ -17,7 +17,7 @@ class PauseGate:
 
     def __init__(self) -> None:
         self.is_sealed = False
-        """True when the current batch must end with the frames it has."""
+        """Set while the current batch has to end at its next vector step, with the frames it has."""
         self._stopped = False
         self._running = threading.Event()
         self._running.set()
@@ -34,14 +34,6 @@ class PauseGate:
 
     def resume(self) -> None:
         self._running.set()
-
-    def seal(self) -> None:
-        """Ask the collector to end its batch at its next vector step, with the frames it has."""
-        self.is_sealed = True
-
-    def unseal(self) -> None:
-        """Called when the sealed batch has ended; the next batch is complete again."""
-        self.is_sealed = False
 
     def stop(self) -> None:
         self._stopped = True

@@ -245,11 +245,11 @@ class WorkerRuntime(Runtime):
             with self._sealing:
                 self._ticket = ticket.number
                 if ticket.number <= self._sealed_through:
-                    self.collector.gate.seal()
+                    self.collector.gate.is_sealed = True
             filled = self.collector.fill(block, ticket.num_frames)
             with self._sealing:
                 self._ticket = 0
-                self.collector.gate.unseal()
+                self.collector.gate.is_sealed = False
             if self._sink is not None:
                 self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
@@ -358,7 +358,7 @@ class WorkerRuntime(Runtime):
                 with self._sealing:
                     self._sealed_through = max(self._sealed_through, command.ticket)
                     if 0 < self._ticket <= command.ticket:
-                        self.collector.gate.seal()
+                        self.collector.gate.is_sealed = True
             case messages.PlainCommand.STOP:
                 if self._weights is None:
                     os._exit(0)
