@@ -30,7 +30,7 @@ from cormorant_worker.collect.trajectories import BatchMoments, EpisodeMetrics, 
 from cormorant_worker.envs.cpus import OneCpu
 from cormorant_worker.envs.protocol import VectorEnv, same_spaces
 from cormorant_worker.envs.request import Assignment
-from cormorant_worker.errors import EnvBuildError, EnvError, EnvNotSaved, StateError
+from cormorant_worker.errors import EnvError, EnvNotSaved, StateError
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.normalize import Statistics, StatisticsBook
 from cormorant_worker.policy.action_check import ActionCheck
@@ -181,11 +181,6 @@ class Collector:
             EnvBuildError: they are not of the same kind.
         """
         same_spaces((*self._envs, *envs))
-        before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
-        if now != before:
-            raise EnvBuildError(
-                f"the new environments form groups of {now}, the old ones groups of {before}; use the same manifest"
-            )
         self._gone_restarts = self.env_restarts
         self._envs = tuple(envs)
         self.rng = TorchStream(seeds.seed_of("policy"), self.actor.device)
