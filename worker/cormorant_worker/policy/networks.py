@@ -9,7 +9,7 @@ actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from t
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -102,21 +102,6 @@ class ImageEncoder(nn.Module):
         return self.convolutions[1:](pixels)  # type: ignore[no-any-return]  # nn.Module is untyped
 
 
-class ActionHead(Protocol):
-    """Turns `num_params` numbers per row into one leaf of the action space."""
-
-    num_params: int
-
-    def act(self, params: Tensor) -> Tensor:
-        """Draw (or, when greedy, choose) actions: `[n, P]` float32 -> `[n, ...]`."""
-
-    def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """Log-probability or log-density of actions, summed over their dimensions: `[n]` float32."""
-
-    def entropy(self, params: Tensor) -> Tensor:
-        """Entropy in nats, summed over the action's dimensions: `[n]` float32."""
-
-
 class CategoricalHead:
     """Discrete: P = A logits."""
 
@@ -198,6 +183,10 @@ class NormalHead:
         return (torch.split(params, self._size, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
+ActionHead = CategoricalHead | MultiCategoricalHead | NormalHead
+"""Turns `num_params` numbers per row into an action."""
+
+
 def make_head(space: Space) -> ActionHead:
     match space:
         case gymnasium.spaces.Discrete():
@@ -239,12 +228,15 @@ class ActionHeads(nn.Module):
         return linear if self.log_std is None else torch.cat([linear, self.log_std.expand_as(linear)], -1)
 
     def act(self, params: Tensor) -> Tensor:
+        """Draw (or, when greedy, choose) actions: `[n, P]` float32 -> `[n, ...]`."""
         return self.head.act(params)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
+        """Log-probability or log-density of actions, summed over their dimensions: `[n]` float32."""
         return self.head.log_prob(params, action)
 
     def entropy(self, params: Tensor) -> Tensor:
+        """Entropy in nats, summed over the action's dimensions: `[n]` float32."""
         return self.head.entropy(params)
 
 
