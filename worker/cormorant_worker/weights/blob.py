@@ -49,7 +49,6 @@ class WeightsBlob:
         """Empty until `check`."""
         self.statistics: Statistics | None = None
         """Statistics that these weights acted with before; None: they are new, and get those merged so far."""
-        self._data_start = 0
 
     @classmethod
     def of(cls, weights: Weights) -> "WeightsBlob":
@@ -62,12 +61,11 @@ class WeightsBlob:
                 raise WeightsError(f"{name} is {tensor.dtype}, which safetensors cannot hold; convert it first")
         header, file = make_header((name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in flat.items())
         blob = cls(file.size_bytes)
-        buffer = blob.buffer
-        buffer[: len(header)] = header
-        blob.tensors, blob._data_start = by_model(file.tensors), file.data_start
+        blob.buffer[: len(header)] = header
+        blob.tensors = by_model(file.tensors)
         with torch.no_grad():
             for name, tensor in flat.items():
-                _view(buffer, file.data_start, file.tensors[name]).copy_(tensor)
+                _view(blob.buffer, file.data_start, file.tensors[name]).copy_(tensor)
         return blob
 
     @classmethod
@@ -93,8 +91,7 @@ class WeightsBlob:
         """Read the header (of these bytes, if the caller has parsed it): sets `tensors`; those without a model's name
         are the default model's. Whether they fit the policy is for `publish` to say. Raises MalformedWeights.
         """
-        file = header or read_header(self.buffer)
-        self.tensors, self._data_start = by_model(file.tensors, default_model), file.data_start
+        self.tensors = by_model((header or read_header(self.buffer)).tensors, default_model)
         self.default_model = default_model
         return self
 
@@ -116,7 +113,7 @@ class WeightsBlob:
 
     def weights(self) -> dict[str, dict[str, torch.Tensor]]:
         """Views of the memory, by model and name; they keep it alive."""
-        return _views(self.buffer, self._data_start, self.tensors)
+        return read_weights(self.buffer, default_model=self.default_model)
 
 
 def read_weights(
@@ -127,8 +124,13 @@ def read_weights(
     """
     file = read_header(data, where)
     tensors = by_model(file.tensors, default_model)
-    wanted = tuple(models) or tuple(tensors)
-    return _views(data, file.data_start, {model: tensors[model] for model in wanted})
+    with warnings.catch_warnings() if data.readonly else nullcontext():
+        if data.readonly:
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is never written to
+        return {
+            model: {name: _view(data, file.data_start, entry) for name, entry in tensors[model].items()}
+            for model in tuple(models) or tensors
+        }
 
 
 def to_bytes(weights: Weights) -> bytes:
@@ -190,16 +192,6 @@ def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str
             raise MalformedWeights(f'the weights contain {model}/{name} twice: as "{name}" and as "{model}/{name}"')
         found[model][name] = value
     return found
-
-
-def _views(buffer: memoryview, data_start: int, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
-    with warnings.catch_warnings() if buffer.readonly else nullcontext():
-        if buffer.readonly:
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is never written to
-        return {
-            model: {name: _view(buffer, data_start, entry) for name, entry in entries.items()}
-            for model, entries in tensors.items()
-        }
 
 
 def _view(buffer: memoryview, data_start: int, entry: TensorEntry) -> torch.Tensor:
