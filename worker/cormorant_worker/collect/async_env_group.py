@@ -43,8 +43,8 @@ class AsyncEnvGroup(EnvGroup):
         self._handed: Array = np.zeros(n, dtype=np.int64)
         """[n] position of the first frame that is not handed over yet."""
         self._idle: Array = np.arange(n)
-        self._ends: list[tuple[Array, Array, Arrays, Arrays]] = []
-        """(columns [k], positions [k], final observations, final states) of ends that are not handed over yet."""
+        self._ends: list[Arrays] = []
+        """(columns [k], positions [k], *final observations, *final states) of ends that are not handed over yet."""
         self._is_under_way, self.is_init[:] = False, True
         self._grow(max(self._size, _FIRST_SIZE))
         put(self._obs + self._states, 0, first + self._initial_states)
@@ -94,8 +94,8 @@ class AsyncEnvGroup(EnvGroup):
         self._landed[columns] += 1
         if len(step.ended):
             ended, after = columns[step.ended], following[step.ended]
-            states = tuple(a[after, ended] for a in self._stored_states)
-            self._ends.append((ended, self._landed[ended] - 1, tuple(a.copy() for a in step.final), states))
+            states = (a[after, ended] for a in self._stored_states)
+            self._ends.append((ended, self._landed[ended] - 1, *(a.copy() for a in step.final), *states))
             self._trajectories.open(ended + self.columns.start)
             self._begin_trajectories(after, ended)
         self._idle = np.concatenate([self._idle, columns])
@@ -107,16 +107,12 @@ class AsyncEnvGroup(EnvGroup):
         at = (self._handed[None, :] + np.arange(rows + 1)[:, None]) % self._size
         for (stored, carries), (ring, _) in zip(_series(self._block), _series(self._ring), strict=True):
             stored[: rows + carries, self.columns] = ring[at[: rows + carries], columns]
-        later = []
-        for ended, positions, *finals in self._ends:
-            ends = positions - self._handed[ended]
-            is_now = ends < self.quota[ended]
-            final, final_states = ([leaf[is_now] for leaf in leaves] for leaves in finals)
-            self._block.end(ends[is_now], ended[is_now] + self.columns.start, tuple(final), tuple(final_states))
-            if not is_now.all():
-                final, final_states = ([leaf[~is_now] for leaf in leaves] for leaves in finals)
-                later.append((ended[~is_now], positions[~is_now], tuple(final), tuple(final_states)))
-        self._ends = later
+        if self._ends:
+            ends = [np.concatenate(parts) for parts in zip(*self._ends, strict=True)]
+            is_later = ends[1] >= (self._handed + self.quota)[ends[0]]
+            ended, positions, *final = (part[~is_later] for part in ends)
+            self._block.end(positions - self._handed[ended], ended + self.columns.start, tuple(final))
+            self._ends = [tuple(part[is_later] for part in ends)] if is_later.any() else []
         self._handed += self.quota
 
     def look(self, column: int, leaf: int) -> Array:

@@ -162,12 +162,14 @@ class Block:
         self.num_ends = 0
         self._runs = None
 
-    def end(self, rows: Array | int, columns: Array, final: Arrays, final_states: Arrays) -> None:
-        """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] per leaf."""
+    def end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
+        """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] per leaf of the
+        observation, then per state.
+        """
         start, stop = self.num_ends, self.num_ends + len(columns)
         self.end_rows[start:stop] = rows
         self.end_columns[start:stop] = columns
-        put(self.final + self.final_states, slice(start, stop), final + final_states)
+        put(self.final + self.final_states, slice(start, stop), final)
         self.num_ends = stop
 
     @property

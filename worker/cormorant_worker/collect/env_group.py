@@ -110,7 +110,7 @@ class EnvGroup(ABC):
         ids[0], ids[rows + 1, columns] = self._ids, self._trajectories.new_ids(len(rows))
         np.maximum.accumulate(ids, axis=0, out=ids)
         block.traj_ids[:num_rows], self._ids[:] = ids[:-1], ids[-1]
-        block.end(rows, columns, final, tuple(a[rows + 1, columns] for a in block.states))
+        block.end(rows, columns, (*final, *(a[rows + 1, columns] for a in block.states)))
         put(block.states, (rows + 1, columns), self._initial_states)
         self.quota[:] = num_rows
         self.go_on(tuple(a[num_rows].copy() for a in block.observation + block.states))
@@ -376,7 +376,7 @@ class LockstepEnvGroup(EnvGroup):
     def _end(self, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the last frames of these columns; the next rows hold what begins the next ones."""
         rows, of_block = self._next(columns), columns + self.columns.start
-        self._block.end(rows - 1, of_block, final, tuple([a[rows, columns] for a in self._stored_states]))
+        self._block.end(rows - 1, of_block, (*final, *[a[rows, columns] for a in self._stored_states]))
         self._trajectories.open(of_block)
         self._begin_trajectories(rows, columns)
 
@@ -396,8 +396,8 @@ class LockstepEnvGroup(EnvGroup):
         marked = (rows > 0) & ~self._is_init[rows, columns]
         at, which = rows[marked], columns[marked]
         self._truncated[at - 1, which] = True
-        final, final_states = (tuple(a[at, which] for a in arrays) for arrays in (self._obs, self._stored_states))
-        self._block.end(at - 1, which + self.columns.start, final, final_states)
+        final = tuple(a[at, which] for a in self._obs + self._stored_states)
+        self._block.end(at - 1, which + self.columns.start, final)
         self._trajectories.lose(columns + self.columns.start)
         self._begin_trajectories(rows, columns)
         put(self._obs, (rows, columns), first)
@@ -433,10 +433,10 @@ class FirstFrames:
         fills = [RANDOM_VERSION if leaf.key[0] == "collector" else 0 for leaf in self.outputs]  # versions of groups
         zeros = [np.full((n, *leaf.shape), fill, leaf.dtype) for leaf, fill in zip(self.outputs, fills, strict=True)]
         first = tuple(np.repeat(value, n, axis=0) for value in self.initial_states)
-        drawn = Acted(actions, (*known, *zeros[len(known) :]), first)
+        drawn = actions, (*known, *zeros[len(known) :]), first
         num_drawn, self.left = min(self.left, n), max(0, self.left - n)
         if num_drawn == n:
-            return drawn
+            return Acted(*drawn)
         # With all rows: some policies know how many environments there are.
         acted = self._policy.act(obs, states, is_init)
         versions = np.full(n, self._weights.version) if acted.versions is None else acted.versions
@@ -445,9 +445,5 @@ class FirstFrames:
         def join(first: Arrays, others: Arrays) -> Arrays:
             return tuple(np.concatenate([a[:num_drawn], b[num_drawn:]]) for a, b in zip(first, others, strict=True))
 
-        return Acted(
-            join(drawn.actions, acted.actions),
-            join(drawn.outputs, acted.outputs),
-            join(drawn.states, acted.states),
-            versions,
-        )
+        actions, outputs, states = map(join, drawn, (acted.actions, acted.outputs, acted.states))
+        return Acted(actions, outputs, states, versions)

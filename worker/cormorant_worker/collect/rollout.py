@@ -14,7 +14,6 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import islice
 from time import monotonic_ns
 from typing import Any, NamedTuple
 

@@ -333,7 +333,7 @@ def _to_numpy(tensor: Any, leaf: Leaf, n: int) -> Array:
 
 
 def _fitted(values: Any, leaf: Leaf, n: int) -> Any:
-    """n rows; the only one may be given without its dimension. Raises PolicyMismatch for any other shape."""
+    """Values [n, ...]; the only row may come without its dimension. Raises PolicyMismatch for any other shape."""
     shape = tuple(values.shape)
     if shape == (n, *leaf.shape):
         return values

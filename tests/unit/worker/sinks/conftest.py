@@ -138,7 +138,7 @@ class Dice:
         self.fresh[column] = False
         if terminated or truncated:
             final = tuple(np.asarray(a)[None] for a in self.obs[column])
-            block.end(row, np.array([column]), final, tuple(a[None] for a in self.states[column]))
+            block.end(row, np.array([column]), (*final, *(a[None] for a in self.states[column])))
             self.ids[column], self.next_id = self.next_id, self.next_id + 1
             self.obs[column], self.states[column] = self._observe(), self._remember()
             self.fresh[column] = True
