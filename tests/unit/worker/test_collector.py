@@ -1,5 +1,5 @@
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.collecting import SEEDS, env_groups_of, make_checker, make_collector, make_job
-from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv, Oracle
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
@@ -21,11 +21,11 @@ from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
 from cormorant_worker.envs.single_envs import InlineVectorEnv
-from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError, PolicyMismatch
+from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of
 from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Arrays, flatten
+from cormorant_worker.spaces import Arrays
 from cormorant_worker.weights.staged import StagedWeights
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -186,17 +186,18 @@ def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> No
     assert set(batch["action"].flatten().tolist()) <= ({action} if action is not None else set(range(5)))
 
 
-def test_actions_are_refused_before_any_environment_is_stepped() -> None:
-    collector = make_collector(action="box", policy="nan_at", policy_kwargs={"step": 2}, lengths=9)
-    with pytest.raises(InvalidAction, match=r"environment 0 is \[nan, nan\] \(3 of 3 environments\)"):
+@pytest.mark.parametrize(
+    ("policy", "action", "words"),
+    [
+        ("nan_at", "box", r"environment 0 is \[nan, nan\] \(3 of 3 environments\)"),
+        ("raising_at", "discrete", "cannot bear step 2"),
+    ],
+)
+def test_a_bad_action_stops_before_any_environment_is_stepped(policy: str, action: str, words: str) -> None:
+    collector = make_collector(action=action, policy=policy, policy_kwargs={"step": 2}, lengths=9)
+    with pytest.raises((InvalidAction, RuntimeError), match=words):
         collector.collect(num_steps=30)
     assert int(collector.pulse[0]) == 2 * 3
-
-
-def test_a_policy_that_raises_says_so_with_its_own_words() -> None:
-    collector = make_collector(policy="raising_at", policy_kwargs={"step": 3}, lengths=9)
-    with pytest.raises((PolicyError, RuntimeError), match="cannot bear step 3"):
-        collector.collect(num_steps=30)
 
 
 @pytest.mark.parametrize("seed", SEEDS.env_seeds(4)[::3])
@@ -347,6 +348,9 @@ def test_between_batches_it_is_what_the_next_one_begins_with(env_groups: int, ob
     collector = make_collector(num_envs=3, env_groups=env_groups, lengths=(3, 5), observation=observation)
     block = Block(collector.layout(8))
     leaves = range(len(block.observation))
+    for column, leaf in ((3, 0), (0, leaves.stop)):
+        with pytest.raises(IndexError):
+            collector.look(column, leaf)
     for size in (1, 7, 24, 3, 20):
         shown = [[collector.look(column, leaf) for leaf in leaves] for column in range(3)]
         collector.fill(block, size)
@@ -369,14 +373,6 @@ def test_in_the_middle_of_a_batch_it_moves_with_the_environment() -> None:
     assert steps == [*range(60)]
 
 
-def test_an_environment_that_is_not_there_is_an_error() -> None:
-    collector = make_collector(num_envs=3, env_groups=2)
-    with pytest.raises(IndexError, match="environment 3 of 3"):
-        collector.look(3, 0)
-    with pytest.raises(IndexError):
-        collector.look(0, 1)
-
-
 # -- environments that come back in any order --------------------------------------------------------------------
 
 
@@ -385,27 +381,21 @@ class ArrivingEnv(VectorEnv):
 
     lockstep = False
 
-    def __init__(self, seeds: Sequence[int], order: Iterator[int], *, arrive: int, **options: object) -> None:
-        self.num_envs, self.min_in_flight = len(seeds), arrive
-        self.observation_space, self.action_space = OBSERVATION_SPACES["box"], ACTION_SPACES["discrete"]
-        self._order = order
-        self._oracles = [Oracle(seed=seed, **options) for seed in seeds]
-        self._at = [(0, 0)] * len(seeds)
+    def __init__(self, num_envs: int, order: Iterator[int], *, arrive: int, **options: object) -> None:
+        (self._envs,) = env_groups_of(num_envs, 1, options)
+        self.num_envs, self.min_in_flight, self._order = num_envs, arrive, order
+        self.observation_space, self.action_space = self._envs.observation_space, self._envs.action_space
         self._under_way: dict[int, int] = {}
 
     def start(self) -> Arrays:
-        return (np.stack([oracle.obs(0, 0) for oracle in self._oracles]),)
+        return self._envs.start()
 
     def restart(self, rows: Rows) -> Arrays:
         self._under_way.clear()
-        self._at = [(episode + 1, 0) for episode, _ in self._at]
-        return (
-            np.stack([oracle.obs(episode, 0) for oracle, (episode, _) in zip(self._oracles, self._at, strict=True)]),
-        )
+        return self._envs.restart(rows)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        numbers = range(self.num_envs) if isinstance(rows, slice) else rows.tolist()
-        for row, action in zip(numbers, actions[0].tolist(), strict=True):
+        for row, action in zip(np.arange(self.num_envs)[rows].tolist(), actions[0].tolist(), strict=True):
             assert row not in self._under_way, f"row {row} was sent twice"
             self._under_way[row] = action
 
@@ -415,28 +405,9 @@ class ArrivingEnv(VectorEnv):
         rows = [waiting.pop(next(self._order) % len(waiting)) for _ in range(self.min_in_flight)]
         # Some receives bring only rows whose transition is not known yet: EnvPool's ends take a step more.
         hidden = [row for row in rows[1:] if next(self._order) % 7 == 6]
-        return self._step([row for row in rows if row not in hidden])
-
-    def _step(self, rows: list[int]) -> Step:
-        obs, reward, terminated, truncated, ended, final = [], [], [], [], [], []
-        for position, row in enumerate(rows):
-            episode, step = self._at[row]
-            moment = self._oracles[row].moment(episode, step + 1, self._under_way.pop(row))
-            obs.append(moment.obs)
-            reward.append(moment.reward)
-            terminated.append(moment.terminated)
-            truncated.append(moment.truncated)
-            self._at[row] = (episode, step + 1)
-            if moment.final is not None:
-                ended.append(position)
-                final.append(moment.final)
-                self._at[row] = (episode + 1, 0)
-        finals = np.stack(final) if final else np.zeros((0, 4), np.float32)
-        return Step(
-            np.array(rows, np.int64), flatten(self.observation_space, np.stack(obs)),
-            np.array(reward, np.float32), np.array(terminated), np.array(truncated),
-            np.array(ended, np.int64), (finals,),
-        )  # fmt: skip
+        rows = [row for row in rows if row not in hidden]
+        self._envs.send((np.array([self._under_way.pop(row) for row in rows]),), np.array(rows))
+        return self._envs.recv()
 
 
 @given(
@@ -457,7 +428,7 @@ def test_any_order_of_arrival_is_exact(
     bias = data.draw(st.integers(1, 6))
     generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
     order = iter(lambda: int(generator.integers(0, 100) ** bias // 100 ** (bias - 1)), -1)
-    env = ArrivingEnv(SEEDS.env_seeds(num_envs), order, arrive=arrive, lengths=tuple(lengths), ends=ends)
+    env = ArrivingEnv(num_envs, order, arrive=arrive, lengths=tuple(lengths), ends=ends)
     collector = make_collector(num_envs=num_envs, envs=[env], policy=policy, warmup=warmup if policy else 0)
     checker = make_checker(num_envs, lengths=lengths, ends=ends)
     block = Block(collector.layout(40))
@@ -486,7 +457,7 @@ def test_any_order_of_arrival_is_exact(
 
 def test_column_far_ahead_waits_and_the_ring_stays_bounded() -> None:
     # Rows 0 and 1 come 150 times before row 2 comes once: two must be under way, so they cannot wait for it.
-    env = ArrivingEnv(SEEDS.env_seeds(3), cycle([0] * 450 + [2, 0, 0]), arrive=2, lengths=(4,))
+    env = ArrivingEnv(3, cycle([0] * 450 + [2, 0, 0]), arrive=2, lengths=(4,))
     collector = make_collector(envs=[env])
     checker = make_checker(lengths=4)
     for _ in range(3):
@@ -498,7 +469,7 @@ def test_column_far_ahead_waits_and_the_ring_stays_bounded() -> None:
 def test_environments_in_flight_begin_new_episodes(how: str) -> None:
     """Only whole episodes count: nothing of one that was under way is handed over or reported."""
     generator = np.random.default_rng(1)
-    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(7,))
+    env = ArrivingEnv(4, iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(7,))
     collector = make_collector(num_envs=4, envs=[env], policy="counter")
     before = collector.collect(num_steps=24)["collector", "traj_ids"].max()
     if how == "restore":
@@ -516,7 +487,7 @@ def test_environments_in_flight_begin_new_episodes(how: str) -> None:
 
 
 def test_an_onlooker_sees_where_each_environment_is() -> None:
-    env = ArrivingEnv(SEEDS.env_seeds(3), cycle((0, 3, 1, 5, 2)), arrive=2, lengths=(5,))
+    env = ArrivingEnv(3, cycle((0, 3, 1, 5, 2)), arrive=2, lengths=(5,))
     collector = make_collector(num_envs=3, envs=[env])
     block = Block(collector.layout(10))
     idents = [float(collector.look(column, 0)[0]) for column in range(3)]
