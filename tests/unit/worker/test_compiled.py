@@ -11,16 +11,16 @@ from structlog.testing import capture_logs
 from torch import nn
 
 from cormorant.policies import ActionHeads, atari_cnn, lstm, mlp
-from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.build import build_policy
 from cormorant_worker.collect.overrides import NO_OVERRIDES
+from cormorant_worker.launch import load_job
 from cormorant_worker.policy import compiled
 from cormorant_worker.policy.actor import PolicyActor, wrap_policy
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.networks import CategoricalHead, gumbel_argmax
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, tensors_of
-from manifest_making import collector_job
+from manifest_making import manifest
 
 CPU = torch.device("cpu")
 BOX = spaces.Box(-np.inf, np.inf, (5,), np.float32)
@@ -193,23 +193,11 @@ def test_bfloat16_layers_give_float32_log_probabilities(factory: Any, space: spa
     np.testing.assert_allclose(found[1], exact[1], atol=5e-3)
 
 
-def job(**policy: Any) -> CollectorJob:
-    spec = {
-        "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4}},
-        "policy": {"entrypoint": "cormorant.policies:mlp", "kwargs": {"activation": "relu"}, **policy},
-        "collection": {"framesPerBatch": 64, "seed": 5},
-        "output": {"queue": {"capacityBatches": 2}},
-    }
-    return CollectorJob.model_validate(collector_job("c", spec))
-
-
 @pytest.mark.parametrize("is_server", [False, True])
 def test_servers_do_not_try_torch_compile(is_server: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(torch, "compile", lambda acting, **_: asked.append(acting) or acting)
-    observation, action = BOX, ACTIONS["discrete"]
-    build_policy(
-        job(compile="on", kwargs={"return_log_prob": True}),
-        NO_OVERRIDES, observation, action, None, device=CPU, num_rows=4, is_server=is_server,
-    )  # fmt: skip
+    policy = {"entrypoint": "cormorant.policies:mlp", "compile": "on", "kwargs": {"return_log_prob": True}}
+    job = load_job(manifest(policy=policy))
+    build_policy(job, NO_OVERRIDES, BOX, ACTIONS["discrete"], None, device=CPU, num_rows=4, is_server=is_server)
     assert len(asked) == (not is_server)
