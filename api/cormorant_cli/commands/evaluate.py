@@ -15,8 +15,8 @@ from cormorant_cli.commands.run import (
     DeviceOption,
     FleetOption,
     RayAddress,
-    Site,
     logged_to,
+    ray_options,
     read_job,
     translated_errors,
 )
@@ -112,7 +112,6 @@ def evaluate(
         )
         show_running(connection, wait_s=wait)
         return
-    site = Site(fleet=fleet, ray_address=ray_address)
     if video and not output:
         raise BadInput("--video needs a folder for its files; give --output")
     if video and "://" in output:
@@ -136,7 +135,7 @@ def evaluate(
                     workers=workers or None,
                     directory=folder or None,
                     device=None if device == "auto" else device,
-                    engine=site.ray_options(),
+                    engine=ray_options(fleet, ray_address),
                     look=_teller(" ".join(Path(uri).name for uri in uris)),
                     videos=video,
                 )
@@ -159,10 +158,8 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
         while True:
             try:
                 with connection.client("read") as client:
-                    found = client.evaluation()
-                    while len(found.episodes) < found.planned and time.monotonic() < deadline:
+                    while len((found := client.evaluation()).episodes) < found.planned and time.monotonic() < deadline:
                         time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
-                        found = client.evaluation()
                 break
             except NotReady as error:
                 if isinstance(error, HeadGone) or not wait_s:

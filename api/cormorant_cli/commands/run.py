@@ -96,7 +96,6 @@ def run(
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
-            site = Site(fleet=fleet, ray_address=ray_address)
             job = read_job(manifest, frames)
             if job.spec.collection.episodes is not None and not serve:
                 raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
@@ -105,7 +104,7 @@ def run(
             report = Path(f"{folder}-report.html") if folder is not None else None
             with translated_errors(), logged_to(display, logging.INFO):
                 serving = (8000 if port is None else port, directory) if serve else None
-                session = _Session(job, display, interrupts, site, serving, report)
+                session = _Session(job, display, interrupts, ray_options(fleet, ray_address), serving, report)
                 reason = session.run(workers, None if device == "auto" else device)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -119,30 +118,13 @@ def run(
         raise typer.Exit(INTERRUPTED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
-    fleet: FleetKind
-    ray_address: str
+def ray_options(fleet: FleetKind, ray_address: str) -> "RayOptions | None":
+    """The Ray cluster of the workers; None: this machine."""
+    if fleet == "local":
+        return None
+    from cormorant_worker.fleet.options import RayOptions
 
-    @property
-    def is_this_machine(self) -> bool:
-        """True if more workers than processors bring no speed."""
-        return self.fleet == "local" or not self.ray_address
-
-    def engine(self) -> "Engine | None":
-        """Where workers run; None: this machine."""
-        if (options := self.ray_options()) is None:
-            return None
-        with installed("ray"):
-            from cormorant_worker.fleet.ray.engine import RayEngine
-
-        return RayEngine(options)
-
-    def ray_options(self) -> "RayOptions | None":
-        """The Ray cluster; None: this machine."""
-        from cormorant_worker.fleet.options import RayOptions
-
-        return None if self.fleet == "local" else RayOptions(address=self.ray_address or None)
+    return RayOptions(address=ray_address or None)
 
 
 class Interrupts:
@@ -215,7 +197,7 @@ class _Session:
     _job: CollectorJob
     _display: Display
     _interrupts: Interrupts
-    _site: Site
+    _ray: "RayOptions | None"
     _serving: tuple[int, Path | None] | None = None
     """Port and directory of a head; None: no head serves the fleet."""
     _report: Path | None = None
@@ -229,18 +211,20 @@ class _Session:
         """Start, collect, close, sum up. KeyboardInterrupt while workers are being started."""
         from cormorant_worker.fork_server import WORKERS, fork_server
 
-        if self._site.fleet == "local":
+        if self._ray is None:
             fork_server(WORKERS)  # workers' modules are imported in parallel with the fleet's
         from cormorant_worker.errors import EnvError
         from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
 
+        # More workers than its processors bring no speed.
+        is_this_machine = self._ray is None or self._ray.address is None
         env, output = self._job.spec.env, self._job.spec.output
         uri = output.dataset.uri if output.dataset is not None else ""
         replicas = workers or default_workers(self._job, is_this_machine=False)
-        workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
+        workers = workers or default_workers(self._job, is_this_machine=is_this_machine)
         try:
-            refuse_unknown_names(self._job, is_this_machine=self._site.is_this_machine)
+            refuse_unknown_names(self._job, is_this_machine=is_this_machine)
         except EnvError as error:
             raise BadInput(str(error)) from error
         plan = RunPlan(
@@ -279,7 +263,11 @@ class _Session:
     def _opened(
         self, options: "FleetOptions", settings: "HeadSettings | None"
     ) -> "Iterator[tuple[WorkerFleet, HeadServer | None]]":
-        engine = self._site.engine()
+        engine: Engine | None = None
+        if self._ray is not None:
+            with installed("ray"):
+                from cormorant_worker.fleet.ray.engine import RayEngine
+            engine = RayEngine(self._ray)
         if settings is None:
             from cormorant_worker.fleet.fleet import WorkerFleet
 
