@@ -9,7 +9,6 @@ Connection errors become one-sentence messages.
 """
 
 import base64
-import binascii
 import functools
 import inspect
 import os
@@ -187,7 +186,7 @@ def connect_to_job(
             secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
         except (NotAllowed, ObjectMissing):
             secret = {}
-        options["ca_data"] = _decoded(secret, "ca.crt") or None
+        options["ca_data"] = _decoded(secret, "ca.crt")
     return connect(f"{'https' if tls else 'http'}://{api_host(name, namespace)}:{API_PORT}", dial=dial, **options)
 
 
@@ -216,9 +215,7 @@ def head_pod(cluster: Cluster, job: Raw) -> str:
 
 
 def _token_of(cluster: Cluster, job: Raw, role: "Role") -> str:
-    """The token of a role, or of the next higher one, from the job's Secret."""
-    from cormorant_client.transport import ROLES
-
+    """The token of a role, from the job's Secret."""
     namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])
     try:
         secret = cluster.get("Secret", name, namespace=namespace)
@@ -229,17 +226,13 @@ def _token_of(cluster: Cluster, job: Raw, role: "Role") -> str:
             f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
             f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
         ) from error
-    for candidate in ROLES[ROLES.index(role) :]:
-        if token := _decoded(secret, candidate):
-            return token
+    if token := _decoded(secret, role):
+        return token
     raise CommandFailed(
         f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
         "recreates it within six minutes"
     )
 
 
-def _decoded(secret: Raw, key: str) -> str:
-    try:
-        return base64.b64decode((secret.get("data") or {}).get(key) or "", validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
-        return ""
+def _decoded(secret: Raw, key: str) -> str | None:
+    return base64.b64decode((secret.get("data") or {}).get(key) or "").decode(errors="replace") or None
