@@ -155,8 +155,6 @@ def _publish(client: "Client", wait_s: float, send: Callable[[], "Update"]) -> t
 
 def write_whole(path: Path, data: memoryview) -> None:
     """Write a file atomically."""
-    if path.is_dir():
-        raise BadInput(f"{path} is a folder; name a file")
     try:
         write_durably(path, data)
     except OSError as error:
