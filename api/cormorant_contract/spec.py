@@ -19,7 +19,7 @@ from cormorant_contract.collection import Collection
 from cormorant_contract.env import KINDS, Env
 from cormorant_contract.episodes import MAX_CHECKPOINTS
 from cormorant_contract.policy import Code, Policy
-from cormorant_contract.rule import Rule
+from cormorant_contract.rule import Rule, each_once
 from cormorant_contract.workers import ClaimName, Head, Inference, Replicas, WorkerGroup
 
 
@@ -226,12 +226,8 @@ _RULES: tuple[Rule, ...] = (
         path=("collection",),
     ),
     # -- worker groups
-    Rule(
-        # the list is keyed by name: the API server refuses a second item itself
-        holds=lambda spec: len({group.name for group in spec.worker_groups}) == len(spec.worker_groups),
-        sentence="the names {names} are not unique; give each group a different name",
-        values=_GROUPS,
-        path=("workerGroups",),
+    each_once(
+        "workerGroups", "the name {twice} occurs twice in workerGroups; give each group a name of its own", key="name"
     ),
     Rule(
         cel=f"self.elasticGroup == '' || !({_NO_ELASTIC})",

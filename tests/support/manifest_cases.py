@@ -292,7 +292,7 @@ _SCHEMA = [
     ("spec.workerGroups", "must have at least 1 item", groups()),
     ("spec.workerGroups", "must have at most 8 items",
      groups({"name": "a"}, *({"name": f"g{index}", "replicas": 1} for index in range(8)))),
-    ("spec.workerGroups", 'the names ["cpu", "cpu"] are not unique', groups(CPU, {"name": "cpu"})),
+    ("spec.workerGroups", "the name cpu occurs twice in workerGroups", groups(CPU, {"name": "cpu"})),
     ("spec.workerGroups[0]", "null is not an object", manifest(workerGroups=[None])),
     *(("spec.runPolicy.maxUnavailable",
        f"{text}: write a whole number from 1, or a percentage from 1% to 100%", At(value))
