@@ -45,31 +45,20 @@ if TYPE_CHECKING:
     from cormorant_worker.sinks.reader import Dataset, DatasetInfo, read_dataset
 
 _HOMES = {
-    "Batch": "tensordict:TensorDict",
-    "Client": "cormorant_client",
-    "Collector": "cormorant_worker.collect.collector",
-    "CollectorJob": "cormorant_contract.job",
-    "Dataset": "cormorant_worker.sinks.reader",
-    "DatasetInfo": "cormorant_worker.sinks.reader",
-    "Delivery": "cormorant_client",
-    "Batches": "cormorant_contract.fleet",
-    "Fleet": "cormorant_contract.fleet",
-    "FleetOptions": "cormorant_worker.fleet.options",
-    "LearnerLink": "cormorant_client",
-    "LocalFleet": "cormorant_worker.local_fleet",
-    "RayOptions": "cormorant_worker.fleet.options",
-    "Receipt": "cormorant_contract.fleet",
-    "Shard": "cormorant_contract.fleet",
-    "ResultTable": "cormorant_worker.evaluation.results",
-    "Stats": "cormorant_contract.fleet",
-    "connect": "cormorant.remote",
-    "evaluate": "cormorant_worker.run_evaluation",
-    "load_job": "cormorant_worker.launch",
-    "make_collector": "cormorant_worker.launch",
-    "open_fleet": "cormorant_worker.launch",
-    "read_dataset": "cormorant_worker.sinks.reader",
+    "cormorant.remote": ("connect",),
+    "cormorant_client": ("Client", "Delivery", "LearnerLink"),
+    "cormorant_contract.fleet": ("Batches", "Fleet", "Receipt", "Shard", "Stats"),
+    "cormorant_contract.job": ("CollectorJob",),
+    "cormorant_worker.collect.collector": ("Collector",),
+    "cormorant_worker.evaluation.results": ("ResultTable",),
+    "cormorant_worker.fleet.options": ("FleetOptions", "RayOptions"),
+    "cormorant_worker.launch": ("load_job", "make_collector", "open_fleet"),
+    "cormorant_worker.local_fleet": ("LocalFleet",),
+    "cormorant_worker.run_evaluation": ("evaluate",),
+    "cormorant_worker.sinks.reader": ("Dataset", "DatasetInfo", "read_dataset"),
+    "tensordict": ("Batch",),  # its TensorDict
 }
-"""Modules that the names come from, with the name there where it is another."""
+"""Modules that the names come from."""
 
 __all__ = [
     "Batch",
@@ -107,11 +96,11 @@ if not TYPE_CHECKING:  # where it is known, every misspelled name would be Any
         """Import on first use."""
         if name in _ROOMS:
             return import_module(f"{__name__}.{name}")
-        if name not in _HOMES:
+        module = next((module for module, names in _HOMES.items() if name in names), None)
+        if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
-        module, _, other = _HOMES[name].partition(":")
         with needs("client" if module in ("cormorant_client", "cormorant.remote") else "worker"):
-            return getattr(import_module(module), other or name)
+            return getattr(import_module(module), "TensorDict" if name == "Batch" else name)
 
 
 def __dir__() -> list[str]:
