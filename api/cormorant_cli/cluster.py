@@ -171,8 +171,6 @@ class Cluster:
 
         try:
             yield
-        except HTTPError as error:
-            raise CommandFailed(_away(self.server, self.context, error)) from error
         except ApiException as error:
             # A refused web socket: the client puts the whole answer into one string, with the body last.
             reason = str(error.reason or error)
@@ -180,7 +178,7 @@ class Cluster:
             if answer.get("code"):
                 raise self._refusal(method, path, int(answer["code"]), answer) from error
             raise CommandFailed(f"the API server refused {method} /{path}: {' '.join(reason.split())}") from error
-        except OSError as error:
+        except (HTTPError, OSError) as error:
             raise CommandFailed(_away(self.server, self.context, error)) from error
 
     def _refusal(self, method: str, path: str, status: int, answer: Raw) -> CommandFailed | BadInput:

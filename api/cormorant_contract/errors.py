@@ -108,13 +108,8 @@ class Problem:
     @property
     def path(self) -> str:
         """The field as people write it: `spec.workerGroups[1].name`."""
-        path = ""
-        for part in self.location:
-            if isinstance(part, int):
-                path += f"[{part}]"
-            else:
-                path += f".{part}" if path else part
-        return path
+        path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in self.location)
+        return path.removeprefix(".")
 
     def __str__(self) -> str:
         source = f"{self.source}:{self.line}" if self.source and self.line else self.source

@@ -119,12 +119,6 @@ def _brief(value: object) -> str:
     return text if len(text) <= _BRIEF_LENGTH else f"{text[: _BRIEF_LENGTH - 3]}..."
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """Write the remedy for an unknown field: the nearest known field, or all of them."""
-    otherwise = f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
-    return did_you_mean(name.replace("_", "").replace("-", ""), known, most=1, otherwise=otherwise)
-
-
 def _sentence(
     kind: str, value: object, location: tuple[Any, ...], context: dict[str, Any], schema: Schema, msg: str
 ) -> str:
@@ -133,8 +127,10 @@ def _sentence(
         words = f": {field['description'].split('. ')[0].rstrip('.')}" if "description" in field else ""
         return f"is missing; add it{words}"
     if kind == "extra_forbidden":
-        siblings = list(_find(schema, location[:-1]).get("properties", {}))
-        return f"unknown field{_nearest(str(location[-1]), siblings)}"
+        known = list(_find(schema, location[:-1]).get("properties", {}))
+        otherwise = f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
+        name = str(location[-1]).replace("_", "").replace("-", "")
+        return f"unknown field{did_you_mean(name, known, most=1, otherwise=otherwise)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         bound, word = (context["ge"], "less") if kind == "greater_than_equal" else (context["le"], "greater")
         to = f"to {field['maximum']}" if "maximum" in field else "up"

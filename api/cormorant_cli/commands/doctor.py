@@ -88,31 +88,29 @@ def _examine(cluster: Cluster, name: str, namespace: str) -> Iterator[Finding]:
 
 def of_operators(deployments: Sequence[Raw]) -> Iterator[Finding]:
     """Whether operators run; of the namespaces that they watch, a job without a status tells."""
-    yield from map(_of_operator, deployments)
+    for deployment in deployments:
+        name, metadata = identity(deployment), deployment["metadata"]
+        wanted = deployment["spec"].get("replicas", 1)
+        ready = (deployment.get("status") or {}).get("readyReplicas") or 0
+        kubectl = f"kubectl -n {metadata['namespace']}"
+        if not wanted:
+            scale = f"{kubectl} scale deployment {metadata['name']} --replicas=1"
+            yield Finding("problem", f"the operator {name} is scaled to 0; {scale}")
+        elif ready:
+            yield Finding("ok", f"the operator {name} is running ({ready} of {wanted} replicas ready)")
+        else:
+            failed = condition(deployment, "ReplicaFailure").get("message") or "no replica is ready"
+            sentence = (
+                f"the operator {name} is not running: {failed}; see `{kubectl} describe pods -l "
+                f"app.kubernetes.io/component=operator` and `{kubectl} logs deployment/{metadata['name']}`"
+            )
+            yield Finding("problem", sentence)
     if not deployments:
         sentence = (
             "the operator is not installed: no Deployment has the label app.kubernetes.io/component=operator; install "
             "it: helm install cormorant charts/cormorant"
         )
         yield Finding("problem", sentence)
-
-
-def _of_operator(deployment: Raw) -> Finding:
-    name, metadata = identity(deployment), deployment["metadata"]
-    wanted = deployment["spec"].get("replicas", 1)
-    ready = (deployment.get("status") or {}).get("readyReplicas") or 0
-    kubectl = f"kubectl -n {metadata['namespace']}"
-    if not wanted:
-        sentence = f"the operator {name} is scaled to 0; {kubectl} scale deployment {metadata['name']} --replicas=1"
-        return Finding("problem", sentence)
-    if ready:
-        return Finding("ok", f"the operator {name} is running ({ready} of {wanted} replicas ready)")
-    failed = condition(deployment, "ReplicaFailure").get("message") or "no replica is ready"
-    sentence = (
-        f"the operator {name} is not running: {failed}; see `{kubectl} describe pods -l "
-        f"app.kubernetes.io/component=operator` and `{kubectl} logs deployment/{metadata['name']}`"
-    )
-    return Finding("problem", sentence)
 
 
 def of_job(job: Raw) -> Iterator[Finding]:
