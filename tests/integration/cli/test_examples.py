@@ -8,11 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import gymnasium
 import pytest
 import safetensors.torch
-import torch
-from examples.torch_cartpole import TorchCartPole
 
 from cormorant import load_job, make_collector, open_fleet
 from cormorant_cli import __main__ as entry
@@ -64,19 +61,6 @@ def test_torch_cartpole_collects() -> None:
     done = subprocess.run(script, capture_output=True, text=True, timeout=START_S)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"^2,048 frames, (\d+) episodes ended \(64, 32\)$", done.stdout, re.MULTILINE)[1] > "0"
-
-
-def test_torch_cartpole_moves_as_gymnasiums() -> None:
-    env, single = TorchCartPole(num_envs=1), gymnasium.make("CartPole-v1").unwrapped
-    env.reset(seed=0)
-    for step in range(200):
-        single.state = env.state[0].double().numpy()
-        expected, _, terminated, *_ = single.step(step % 2)
-        single.steps_beyond_terminated = None
-        observed, _, over, _, info = env.step(torch.tensor([step % 2]))
-        torch.testing.assert_close(info["final_obs"][0], torch.from_numpy(expected))
-        assert bool(over[0]) == terminated
-        assert terminated or torch.equal(observed, info["final_obs"])
 
 
 LEARNERS = {

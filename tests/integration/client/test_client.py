@@ -3,7 +3,6 @@
 import asyncio
 import json
 import pickle
-import re
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -19,10 +18,9 @@ from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, Remote
 from cormorant_client.aio import AsyncBatches
 from cormorant_contract.errors import ControlTimeout, FleetClosed
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.commands import Terminal
 from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import Repeated, until
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Served, serve
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
@@ -366,21 +364,6 @@ def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None
     code, _, err = command("status", "--token", "wrong")
     assert (code, len(err.splitlines())) == (1, 1)
     assert command("status", "--token-file", "/nowhere")[0] == 2
-
-
-@pytest.mark.slow
-def test_status_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
-    def take() -> None:
-        """Take batches, or the count of frames no longer grows."""
-        batch = served.data.get("/v1/batches/next?wait=0.1")
-        if batch.status == 200:
-            served.data.ack(batch)
-
-    with Terminal("status", "--watch") as watch, Repeated(take, every_s=0.5):
-        watch.read_until(lambda seen: len(set(re.findall(r"frames    ([\d,]+)", seen))) >= 3)
-        assert watch.interrupt() == 0
-    assert watch.seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
-    assert "Traceback" not in watch.seen
 
 
 def test_a_seed_is_given_to_every_worker(client: Client, served: Served) -> None:

@@ -3,8 +3,10 @@ and the sentence that each trouble gets.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +93,20 @@ def test_watch_without_a_first_answer_is_an_error(watch: Any) -> None:
     now.append(None)
     with pytest.raises(NotReady, match="no head answers at"):
         next(seen)
+
+
+def test_watch_on_a_terminal_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    def interrupt(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cormorant_cli.commands.status.time", SimpleNamespace(sleep=interrupt))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    with ScriptedHead(lambda _heard: Say(200, status().model_dump_json().encode())) as head:
+        assert run(["status", "--url", head.url, "--token", "t", "--watch"]) == 0
+    drawn = capsys.readouterr().out
+    assert "pong: Running" in drawn
+    assert drawn.endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
 
 
 # -- doctor ----------------------------------------------------------------------------------------------------
