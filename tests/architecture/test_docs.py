@@ -1,6 +1,5 @@
 """What the README and docs/ name exists: tests, files, commands and their options. Their code is run by a test."""
 
-import ast
 import itertools
 import json
 import re
@@ -46,12 +45,6 @@ def test_the_python_of_every_page_is_run() -> None:
     for page in (page for page in PAGES if blocks(page, "python")):
         test = RUN_BY.get(page, "tests/integration/test_snippets.py")
         assert page.rpartition("/")[2] in (ROOT / test).read_text(), f"{test} does not name {page}"
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
-def test_python_compiles(page: str) -> None:
-    for block in blocks(page, "python"):
-        compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
 
 
 @pytest.mark.parametrize("page", [page for page in (*PAGES, *ROOT_PAGES) if fences(page)])

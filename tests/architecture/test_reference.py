@@ -145,16 +145,13 @@ def imported(code: str) -> set[str]:
     return found
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.name)
-def test_examples_import_one_package_of_ours(path: Path) -> None:
-    assert not [name for name in imported(path.read_text()) if OURS.match(name)]
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/decisions")])
-def test_pages_import_one_package_of_ours(page: str) -> None:
-    assert not [name for text in blocks(page, "python") for name in imported(text) if OURS.match(name)]
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
-def test_manifests_name_policies_by_that_package(path: Path) -> None:
-    assert not re.findall(r"entrypoint:\s*\"?cormorant_", path.read_text())
+def test_pages_and_examples_import_one_package_of_ours() -> None:
+    pages = [page for page in PAGES if not page.startswith("docs/decisions")]
+    texts = {page: blocks(page, "python") for page in pages}
+    texts |= {path.name: [path.read_text()] for path in (ROOT / "examples").rglob("*.py")}
+    found = {
+        name: {one for text in parts for one in imported(text) if OURS.match(one)} for name, parts in texts.items()
+    }
+    assert {name: ours for name, ours in found.items() if ours} == {}
+    for path in (ROOT / "examples").glob("*.yaml"):
+        assert not re.findall(r"entrypoint:\s*\"?cormorant_", path.read_text()), path.name

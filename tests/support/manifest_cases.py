@@ -2,8 +2,7 @@
 changes of manifests that an API server accepts or refuses, and generated ones for property tests.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
@@ -316,8 +315,7 @@ INVALID = [
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class Update(NamedTuple):
     """A valid manifest that becomes another valid one, and the field that must not change (empty: all may)."""
 
     old: Document
@@ -327,30 +325,24 @@ class Update:
 
 _ACTOR = {"entrypoint": "a:b", "kwargs": {"hidden": [64]}}
 UPDATES: dict[str, Update] = {
-    "scaled": Update(old=manifest(), new=manifest(replicas=3)),
-    "more-frames": Update(old=manifest(), new=manifest(collection__totalFrames=128)),
-    "other-exploration": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"explorationType": "mode"})),
-    "compiled": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"compile": "auto"})),
-    "other-task": Update(old=manifest(), new=manifest(env__envpool__taskId="Breakout-v5"), path="spec.env"),
-    "other-env-kwargs": Update(old=manifest(), new=manifest(env__envpool__kwargs={"a": {"b": 1}}), path="spec.env"),
-    "other-kind-of-env": Update(old=manifest(), new=gymnasium(), path="spec.env"),
-    "other-entrypoint": Update(
-        old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"entrypoint": "a:c"}), path="spec.policy"
-    ),
+    "scaled": Update(manifest(), manifest(replicas=3)),
+    "more-frames": Update(manifest(), manifest(collection__totalFrames=128)),
+    "other-exploration": Update(manifest(policy=_ACTOR), manifest(policy=_ACTOR | {"explorationType": "mode"})),
+    "compiled": Update(manifest(policy=_ACTOR), manifest(policy=_ACTOR | {"compile": "auto"})),
+    "other-task": Update(manifest(), manifest(env__envpool__taskId="Breakout-v5"), "spec.env"),
+    "other-env-kwargs": Update(manifest(), manifest(env__envpool__kwargs={"a": {"b": 1}}), "spec.env"),
+    "other-kind-of-env": Update(manifest(), gymnasium(), "spec.env"),
+    "other-entrypoint": Update(manifest(policy=_ACTOR), manifest(policy=_ACTOR | {"entrypoint": "a:c"}), "spec.policy"),
     "other-policy-kwargs": Update(
-        old=manifest(policy=_ACTOR),
-        new=manifest(policy=_ACTOR | {"kwargs": {"hidden": [32]}}),
-        path="spec.policy.kwargs",
+        manifest(policy=_ACTOR), manifest(policy=_ACTOR | {"kwargs": {"hidden": [32]}}), "spec.policy.kwargs"
     ),
-    "random-to-entrypoint": Update(old=manifest(), new=manifest(policy={"entrypoint": "a:b"}), path="spec.policy"),
+    "random-to-entrypoint": Update(manifest(), manifest(policy={"entrypoint": "a:b"}), "spec.policy"),
     "other-agents": Update(
-        old=manifest(policy={"agents": {"red": _ACTOR}}),
-        new=manifest(policy={"agents": {"red": _ACTOR | {"version": 3}}}),
-        path="spec.policy",
+        manifest(policy={"agents": {"red": _ACTOR}}),
+        manifest(policy={"agents": {"red": _ACTOR | {"version": 3}}}),
+        "spec.policy",
     ),
-    "another-controller": Update(
-        old=manifest(), new=manifest(managedBy="example.com/controller"), path="spec.managedBy"
-    ),
+    "another-controller": Update(manifest(), manifest(managedBy="example.com/controller"), "spec.managedBy"),
 }
 
 
