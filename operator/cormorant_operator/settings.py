@@ -116,43 +116,18 @@ def _parser() -> argparse.ArgumentParser:
     add("--image", required=True, help="image of jobs that do not set spec.image")
     add("--cuda-image", default="", help="image of their workers in groups with `device: gpu` (default: --image)")
     add_list("--architecture", dest="architectures", what="CPU architecture of these images, such as amd64")
-    add(
-        "--any-user",
-        dest="has_fixed_user",
-        action="store_false",
-        help="do not set runAsUser in pods; the platform assigns a user (OpenShift)",
-    )
+    add("--any-user", dest="has_fixed_user", action="store_false", help="let the platform assign users (OpenShift)")
     add_list("--image-pull-secret", dest="image_pull_secrets", what="Secret in each job's namespace")
-    add(
-        "--image-volumes",
-        dest="has_image_volumes",
-        action="store_true",
-        help="mount spec.code.image as a volume, do not copy its files",
-    )
-    add(
-        "--network-policies",
-        dest="has_network_policies",
-        action="store_true",
-        help="create a NetworkPolicy for each job",
-    )
+    add("--image-volumes", dest="has_image_volumes", action="store_true", help="mount spec.code.image as a volume")
+    add("--network-policies", dest="has_network_policies", action="store_true", help="give each job a NetworkPolicy")
     add_list("--namespace", dest="namespaces", what="namespace to watch; default: all")
     add("--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)")
     add("--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run")
     add("--poll-seconds", dest="poll_s", type=float, default=15.0, help="seconds between two polls of a head (15)")
-    add(
-        "--api-qps", dest="requests_per_s", type=float, default=REQUESTS_PER_S, help="requests/s to the API server (50)"
-    )
+    add("--api-qps", dest="requests_per_s", type=float, default=REQUESTS_PER_S, help="API requests per second (50)")
     add("--api-burst", dest="request_burst", type=int, default=BURST, help="burst of such requests (100)")
-    add(
-        "--head-url",
-        default=DEFAULT_URL,
-        help="URL of a head; may contain {scheme}, {ip}, {namespace} and {job}",
-    )
-    add(
-        "--head-ca-file",
-        type=Path,
-        help="PEM file of authorities that sign heads' certificates (default: the system's)",
-    )
+    add("--head-url", default=DEFAULT_URL, help="URL of a head; may contain {scheme}, {ip}, {namespace} and {job}")
+    add("--head-ca-file", type=Path, help="PEM file of authorities of heads' certificates (default: the system's)")
     add("--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)")
     add("--log-level", choices=("debug", "info", "warning", "error"), default="info")
     return parser

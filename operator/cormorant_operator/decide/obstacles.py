@@ -14,10 +14,7 @@ from cormorant_operator.render.children import budgets, certificates
 
 _QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
-
-
-_NOT_ACCEPTED = partial(Fact, type="Accepted", status="False")
-_NOT_SCHEDULED = partial(Fact, type="Scheduled", status="False")
+_NOT_ACCEPTED, _NOT_SCHEDULED = partial(Fact, "Accepted", "False"), partial(Fact, "Scheduled", "False")
 
 
 def acceptance_trouble(view: View) -> Fact | None:
@@ -26,14 +23,14 @@ def acceptance_trouble(view: View) -> Fact | None:
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
-            return _NOT_ACCEPTED(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
+            return _NOT_ACCEPTED(RefusalKind.INVALID.value, f"pod template of {owner}: {verdict.error}")
     for pod in view.canaries:
         if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
             words = f"the new image is not verified yet, so nothing was replaced: {pod.name}: {pod.obstacle_message}"
-            return _NOT_ACCEPTED(reason=pod.obstacle.value, message=words)
+            return _NOT_ACCEPTED(pod.obstacle.value, words)
     for owner, refusal in sorted(view.state.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
-            return _NOT_ACCEPTED(reason=refusal.kind.value, message=refusal.message)
+            return _NOT_ACCEPTED(refusal.kind.value, refusal.message)
     return None
 
 
@@ -43,7 +40,7 @@ def scheduling_trouble(view: View) -> Fact | None:
         return queued
     for owner, refusal in sorted(view.state.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
-            return _NOT_SCHEDULED(reason=refusal.kind.value, message=refusal.message)
+            return _NOT_SCHEDULED(refusal.kind.value, refusal.message)
     if (volume := _volume_trouble(view)) is not None:
         return volume
     stuck = [pod for pod in view.examined if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"]
@@ -51,7 +48,7 @@ def scheduling_trouble(view: View) -> Fact | None:
         return None
     first = stuck[0]
     others = f"; {len(stuck)} pods are waiting" if len(stuck) > 1 else ""
-    return _NOT_SCHEDULED(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
+    return _NOT_SCHEDULED(first.obstacle.value, f"{first.name}: {first.obstacle_message}{others}")
 
 
 def is_waiting_for_room(view: View) -> bool:
@@ -76,7 +73,7 @@ def _queue_trouble(view: View) -> Fact | None:
         words = "it holds quota for the resources of an earlier manifest; suspend and resume the job for new quota"
     else:
         words = found.words_of("Admitted" if found.is_reserved else "QuotaReserved") if found is not None else ""
-    return _NOT_SCHEDULED(reason="WaitingForQuota", message=f"queue {queue}: {words or 'Kueue has not answered yet'}")
+    return _NOT_SCHEDULED("WaitingForQuota", f"queue {queue}: {words or 'Kueue has not answered yet'}")
 
 
 def _volume_trouble(view: View) -> Fact | None:
