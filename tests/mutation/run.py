@@ -29,7 +29,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("controller.py", "now() - state.remade_at >= _REMAKE_S", "False", "test_controller.py"),
         ("cache.py", "if version <= self._tombstones.get(uid, -1):", "if False:", "test_cache.py"),
         ("work_queue.py", "2.0 ** min(count - 1, 20)", "1.0", "test_kube.py"),
-        ("kube/leader.py", "if holder == self._identity or is_free", "if True", "test_kube.py"),
+        ("kube/leader.py", "if holder and not is_renewal and", "if False and", "test_kube.py"),
         ("pods.py", "if pod.is_rejected:", "if False:", ""),
     ],
     ("api/cormorant_client", "tests/unit/client"): [

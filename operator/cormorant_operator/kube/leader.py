@@ -7,13 +7,15 @@ client's election it uses a monotonic clock, bounds each call, and releases the 
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 
 from cormorant_operator.errors import KubeConflict, KubeError, KubeNotFound, LeaseLost, Unreachable
 from cormorant_operator.kube.client import KubeClient, Purpose, purpose
+from cormorant_operator.names import Manifest
 
 log = structlog.get_logger()
 _LASTS_S, _RENEW_WITHIN_S, _RETRY_S = 15.0, 10.0, 2.0
@@ -78,37 +80,30 @@ class Leader:
     async def _try(self) -> bool:
         """Take or renew the lease. Returns whether this candidate holds it."""
         with purpose(Purpose.LEASE):
-            try:
-                lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
-            except KubeNotFound:
-                return await self._write(None)
-            spec = lease.get("spec") or {}
-            holder = spec.get("holderIdentity") or ""
-            seen = holder, spec.get("renewTime") or ""
+            metadata = {"name": self._name, "namespace": self._namespace}
+            lease: Manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
+            write: Callable[[Manifest], Awaitable[Manifest]] = self._leases.create
+            with suppress(KubeNotFound):
+                lease, write = await self._leases.get("Lease", **metadata), self._leases.replace
+            before = lease.get("spec") or {}
+            holder = before.get("holderIdentity") or ""
+            seen = holder, before.get("renewTime") or ""
             if seen != self._seen:
                 self._seen, self._seen_at = seen, time.monotonic()
-            is_free = not holder or time.monotonic() - self._seen_at >= _LASTS_S
-            return await self._write(lease) if holder == self._identity or is_free else False
-
-    async def _write(self, lease: dict[str, Any] | None) -> bool:
-        now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-        before = (lease or {}).get("spec") or {}
-        is_renewal = before.get("holderIdentity") == self._identity
-        spec = {
-            "holderIdentity": self._identity,
-            "leaseDurationSeconds": round(_LASTS_S),
-            "acquireTime": before.get("acquireTime", now) if is_renewal else now,
-            "renewTime": now,
-            "leaseTransitions": before.get("leaseTransitions", 0) + (lease is not None and not is_renewal),
-        }
-        try:
-            if lease is None:
-                metadata = {"name": self._name, "namespace": self._namespace}
-                manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata}
-                await self._leases.create({**manifest, "spec": spec})
-            else:
-                await self._leases.replace({**lease, "spec": spec})
-        except KubeConflict:
-            return False  # another candidate was faster
-        self._seen, self._seen_at = (self._identity, now), time.monotonic()
-        return True
+            is_renewal = holder == self._identity
+            if holder and not is_renewal and time.monotonic() - self._seen_at < _LASTS_S:
+                return False
+            now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            spec = {
+                "holderIdentity": self._identity,
+                "leaseDurationSeconds": round(_LASTS_S),
+                "acquireTime": before.get("acquireTime", now) if is_renewal else now,
+                "renewTime": now,
+                "leaseTransitions": before.get("leaseTransitions", 0) + (bool(before) and not is_renewal),
+            }
+            try:
+                await write({**lease, "spec": spec})
+            except KubeConflict:
+                return False  # another candidate was faster
+            self._seen, self._seen_at = (self._identity, now), time.monotonic()
+            return True
