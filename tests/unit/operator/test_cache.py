@@ -53,7 +53,7 @@ def test_news_name_the_job_and_old_news_nobody() -> None:
     assert [p.phase for p in cache.record("j1").pods] == ["Running"]
 
 
-def test_what_was_deleted_is_forgotten_and_not_brought_back_by_a_late_answer() -> None:
+def test_deleted_objects_stay_forgotten_despite_late_answers() -> None:
     cache = Cache()
     cache.see(job())
     cache.see(pod())
