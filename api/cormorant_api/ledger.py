@@ -16,7 +16,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -40,12 +40,14 @@ _TICK_S = 0.2
 
 @dataclass(slots=True, kw_only=True)
 class Entry:
-    """One batch in the ledger. Guarded by the ledger's lock."""
+    """One batch in the ledger, guarded by the ledger's lock; or a copy of it, for the consumer to which it is lent."""
 
     number: int
+    id: str
     loan: Loan
     trace: "RoundTrace | None"
-    deliveries: int = 0
+    delivery: int = 0
+    """Number of its newest delivery, from 1."""
     consumer: str = ""
     """Current holder; empty while ready."""
     lent_at: float = 0.0
@@ -55,19 +57,6 @@ class Entry:
     is_acked: bool = False
     is_read: Callable[[], bool] = lambda: False
     """Whether a consumer currently reads its memory in place."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lent:
-    """A batch lent to one consumer. Call `Ledger.sent` when the response no longer reads its memory."""
-
-    id: str
-    loan: Loan
-    trace: "RoundTrace | None"
-    delivery: int
-    """Number of this delivery, from 1."""
-    lent_at: float
-    """When it was lent, by the ledger's clock."""
 
 
 @dataclass(slots=True)
@@ -133,7 +122,8 @@ class Ledger:
     def add(self, loan: Loan) -> None:
         trace = None if self._traces is None else self._traces.begin_round(loan)
         with self._lock:
-            self._entries[self._next] = Entry(number=self._next, loan=loan, trace=trace)
+            batch_id = f"{self.epoch}-{self._next}"
+            self._entries[self._next] = Entry(number=self._next, id=batch_id, loan=loan, trace=trace)
             heapq.heappush(self._ready, self._next)
             self._next += 1
         self.notifier.notify()
@@ -171,11 +161,12 @@ class Ledger:
 
     # -- the consumers' side -----------------------------------------------------------------------------------
 
-    def lend(self, consumer: str, *, oldest_version: int = 0) -> Lent | None:
-        """Lend the oldest ready batch to a consumer; None if none is ready. `oldest_version`: drop and count batches
-        with frames of an older version. Random frames (version -1) are never too old.
+    def lend(self, consumer: str, *, oldest_version: int = 0) -> Entry | None:
+        """Lend the oldest ready batch to a consumer; None if none is ready. Call `sent` when the response no longer
+        reads its memory. `oldest_version`: drop and count batches with frames of an older version. Random frames
+        (version -1) are never too old.
         """
-        found: Lent | None = None
+        found: Entry | None = None
         with self._releasing() as over:
             record = self._consumers.setdefault(consumer, ConsumerRecord())
             record.last_seen = datetime.now(UTC)
@@ -189,21 +180,14 @@ class Ledger:
                     self._end(entry, "stale", over)
                     self._settle()
                     continue
-                now = self._clock()
-                entry.consumer, entry.lent_at = consumer, now
-                entry.deliveries += 1
+                entry.consumer, entry.lent_at = consumer, self._clock()
+                entry.delivery += 1
                 entry.senders += 1
-                self._redelivered += entry.deliveries > 1
+                self._redelivered += entry.delivery > 1
                 record.taken += 1
                 if entry.trace is not None:
                     entry.trace.lent()
-                found = Lent(
-                    id=f"{self.epoch}-{entry.number}",
-                    loan=entry.loan,
-                    trace=entry.trace,
-                    delivery=entry.deliveries,
-                    lent_at=now,
-                )
+                found = replace(entry)
         return found
 
     def sent(self, batch_id: str) -> None:
@@ -255,7 +239,7 @@ class Ledger:
         with self._lock:
             number = self._number(batch_id)
             entry = self._entries.get(number)
-            if entry is not None and entry.consumer and entry.deliveries == delivery:
+            if entry is not None and entry.consumer and entry.delivery == delivery:
                 self._take_back(entry)
         self.notifier.notify()
         return number >= 0

@@ -166,14 +166,11 @@ class AsyncClient:
                 entering.result().resume()
 
         try:
-            pause = await asyncio.wrap_future(entering)
-        except asyncio.CancelledError:
-            self._pool.submit(give_back)  # its request continues in the background
-            raise
-        try:
-            yield pause
+            yield await asyncio.wrap_future(entering)
         finally:
-            await asyncio.shield(asyncio.wrap_future(self._submit(self._pool, give_back)))
+            ending = self._submit(self._pool, give_back)
+            if entering.done():  # otherwise its request continues in the background
+                await asyncio.shield(asyncio.wrap_future(ending))
 
     async def events(self, *, last_id: str | None = None) -> AsyncIterator[Event]:
         """Iterate over events indefinitely."""

@@ -38,7 +38,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("transport.py", "is_reusable and not self.closed.is_set() and ", "is_reusable and ", "test_head.py"),
     ],
     ("api/cormorant_api", "tests/unit/api"): [
-        ("ledger.py", " and entry.deliveries == delivery", "", "test_ledger.py"),
+        ("ledger.py", " and entry.delivery == delivery", "", "test_ledger.py"),
         ("ledger.py", "number < 0 or number in self._returned:", "number < 0:", "test_ledger.py"),
         ("ledger.py", "not entry.senders and not entry.is_read()", "not entry.senders", "test_ledger.py"),
         ("ledger.py", "0 <= entry.loan.min_version", "entry.loan.min_version", "test_ledger.py"),

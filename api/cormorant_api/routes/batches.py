@@ -17,7 +17,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.bodies import LEAVING_KEY, memory_response, while_connected
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.tokens import Role
-from cormorant_api.ledger import Lent
+from cormorant_api.ledger import Entry
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, guarded
 from cormorant_contract.rest.base import (
     ACK_WITHIN,
@@ -198,7 +198,7 @@ async def release_batch(head: TheHead, batch: str, delivery: Delivery) -> Respon
 
 async def _lend_next(
     head: Head, consumer: str, *, wait_s: float, max_staleness: int | None, is_leaving: Callable[[], bool]
-) -> Lent | None:
+) -> Entry | None:
     """The next batch for a consumer; None after `wait_s`, or where it is leaving.
 
     Call the ledger's `sent` when its memory is no longer read.
@@ -210,7 +210,7 @@ async def _lend_next(
     running = head.running
     ledger, feeder, fleet = running.ledger, running.feeder, running.fleet
 
-    def look() -> Lent | bool:
+    def look() -> Entry | bool:
         if is_leaving() or head.is_closing or ledger.has_ended or feeder.error is not None:
             return True
         # Weights may be published during the wait. A batch that was given back may be too old for the job, too.
@@ -220,7 +220,7 @@ async def _lend_next(
 
     with feeder.demand():
         found = await ledger.notifier.wait_for(look, timeout_s=wait_s)
-    if isinstance(found, Lent):
+    if isinstance(found, Entry):
         return found
     if ledger.has_ended:
         head.refuse_while_closing()
@@ -246,7 +246,7 @@ def _unknown_batch(batch_id: str) -> ApiError:
 
 
 def _describe_memory(
-    lent: Lent, file: Sequence[memoryview], memories: Sequence[SharedMemory], *, ack_within_s: float
+    lent: Entry, file: Sequence[memoryview], memories: Sequence[SharedMemory], *, ack_within_s: float
 ) -> MemoryBatch:
     """Locate every tensor of a batch's file in the memory of its part, whose number begins the tensor's name."""
     parsed = parse_header(file[0], file_size=sum(map(len, file)))
