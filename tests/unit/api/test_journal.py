@@ -20,13 +20,18 @@ from cormorant_worker.normalize import RunningMoments, Statistics
 def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
     first = Journal(tmp_path)
     first.settle(100)
+    first.note_exported(450)
+    first.note_exported(440)
     first.settle(300).result(10)
     # No close: it was killed.
     second = Journal(tmp_path)
-    assert (first.epoch, second.epoch, second.frames) == (0, 1, 300)
+    assert (first.epoch, second.epoch, second.frames, second.exported_frames) == (0, 1, 300, 450)
     second.settle(350)
     second.settle(50).result(10)
-    assert (second.settled_frames, Journal(tmp_path).frames) == (350, 350)
+    second.note_exported(320)  # what was not settled is collected again
+    second.close()
+    third = Journal(tmp_path)
+    assert (second.settled_frames, third.frames, third.exported_frames) == (350, 350, 450)
 
 
 def test_the_highest_known_count_holds(tmp_path: Path) -> None:
@@ -67,19 +72,6 @@ def test_long_termination_message_keeps_the_count(tmp_path: Path) -> None:
         assert (words["frames"], reason.startswith(words["reason"])) == (1234567, True)
         assert len(words["reason"].encode()) > 600
     journal.close()
-
-
-def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path) -> None:
-    first = Journal(tmp_path)
-    first.settle(100)
-    first.note_exported(250)
-    first.note_exported(240)
-    first.close()
-    second = Journal(tmp_path)
-    assert (second.frames, second.exported_frames) == (100, 250)
-    second.note_exported(120)  # what was not settled is collected again
-    second.close()
-    assert Journal(tmp_path).exported_frames == 250
 
 
 def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:

@@ -468,48 +468,32 @@ async def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None
     assert len(ended) == 2, "each acknowledges its last batch"
 
 
-class Lease:
-    """A pause that the head grants when it may."""
-
-    def __init__(self) -> None:
-        self.is_asked, self.may_come, self.is_resumed = threading.Event(), threading.Event(), threading.Event()
-
-    def begin(self) -> "Lease":
-        self.is_asked.set()
-        assert self.may_come.wait(20)
-        return self
-
-    def __enter__(self) -> "Lease":
-        return self
-
-    def resume(self) -> None:
-        self.is_resumed.set()
-
-
-def pausing(lease: Lease, pool: ThreadPoolExecutor) -> Any:
-    """A pause of an asynchronous client of this head."""
-    client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
-    fake: Any = SimpleNamespace(pause=lambda **_: lease.begin())
+def pausing(pool: ThreadPoolExecutor, grant: Callable[[], object]) -> tuple[Any, threading.Event]:
+    """A pause of an asynchronous client, granted when the call returns, and whether it was given back."""
+    client, resumed = AsyncClient("http://127.0.0.1:9", reconnect_s=0), threading.Event()
+    lease = SimpleNamespace(resume=resumed.set)
+    lease.__enter__ = lambda: grant() and lease
+    fake: Any = SimpleNamespace(pause=lambda **_: lease)
     client._client, client._pool = fake, pool
-    return client.pause()
+    return client.pause(), resumed
 
 
 def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
-    lease = Lease()
+    is_asked, may_come = threading.Event(), threading.Event()
     with ThreadPoolExecutor(2) as pool:
-        asyncio.run(cancelled(pausing(lease, pool).__aenter__(), lease.is_asked))
-        assert not lease.is_resumed.is_set(), "the head has not granted it"
-        lease.may_come.set()
-        assert lease.is_resumed.wait(20)
+        pause, resumed = pausing(pool, lambda: is_asked.set() or may_come.wait(20))
+        asyncio.run(cancelled(pause.__aenter__(), is_asked))
+        assert not resumed.is_set(), "the head has not granted it"
+        may_come.set()
+        assert resumed.wait(20)
 
 
 async def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
-    lease, is_free = Lease(), threading.Event()
-    lease.may_come.set()
+    is_free = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        pause = pausing(lease, pool)
+        pause, resumed = pausing(pool, lambda: True)
         await pause.__aenter__()
         pool.submit(is_free.wait, 20)  # resuming waits for the only thread
         await cancelled(pause.__aexit__(None, None, None))
         is_free.set()
-    assert lease.is_resumed.is_set()
+    assert resumed.is_set()
