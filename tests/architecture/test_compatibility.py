@@ -91,8 +91,3 @@ def test_every_row_says_how_or_why_and_names_an_existing_test(page: str, row: Ro
     assert row.here or row.state in ("same", "new"), f"no reason: {row.line}"
     assert row.tests or row.state == "left out" or page == PAGE, f"no test: {row.line}"
     assert set(row.tests) <= WRITTEN, row.line
-
-
-@pytest.mark.parametrize("page", STATES)
-def test_every_table_was_read(page: str) -> None:
-    assert len(rows_of(page)) > 25

@@ -258,28 +258,17 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
 
 
 @pytest.mark.slow
-def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_path: Path) -> None:
+def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(start: Started, write: Written) -> None:
     write()
-    command = subprocess.Popen(
-        [sys.executable, "-m", "cormorant_cli", "run", "job.yaml", "--json", "--fleet", "ray"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        start_new_session=True,
-    )
-    try:
-        assert command.stdout is not None
-        while (event := json.loads(command.stdout.readline()))["event"] != "progress" or not event["frames"]:
-            pass
-        # A terminal sends it to every process of the group, Ray's among them.
-        os.killpg(command.pid, signal.SIGINT)
-        out, err = command.communicate(timeout=60)
-        finished = json.loads(out.splitlines()[-1])
-        assert (command.returncode, finished["reason"], finished["dropped"]) == (130, "interrupted", {}), err
-        until(lambda: not of_session(command.pid), seconds=20)
-    finally:
-        command.kill()
+    command = start("run", "job.yaml", "--json", "--fleet", "ray")
+    while command.wait_for_event("progress")["frames"] == 0:
+        pass
+    # A terminal sends it to every process of the group, Ray's among them.
+    os.killpg(command.process.pid, signal.SIGINT)
+    code, out, err = command.end()
+    finished = json.loads(out.splitlines()[-1])
+    assert (code, finished["reason"], finished["dropped"]) == (130, "interrupted", {}), err
+    until(lambda: not of_session(command.process.pid), seconds=20)
 
 
 # -- what is pushed --------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ class Command:
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
+            start_new_session=True,
         )
         self._children: list[psutil.Process] = []
 

@@ -44,7 +44,6 @@ def refusal(status: int, **members: object) -> Say:
         (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
         (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
         (Say(200, b"<html>Log in</html>"), 1, "did not answer as an API server does: <html>Log in</html>"),
-        (Say(200, b"[]"), 1, "did not answer as an API server does: no object"),
         (Say(200, b'{"ok": true}'), 1, "did not answer as an API server does: no object"),
         (Say(404, b"<html>No such page</html>"), 1, "did not answer as an API server does: <html>No such page</html>"),
         (Say(404, b"404 page not found"), 1, "CollectorJob is not installed in the cluster at"),

@@ -14,8 +14,7 @@ import yaml
 from rich.console import Console
 
 from cormorant_cli import __main__ as entry
-from cormorant_cli.commands.run import read_job, translated_errors
-from cormorant_cli.errors import BadInput, CliError, CommandFailed
+from cormorant_cli.commands.run import read_job
 from cormorant_cli.progress import (
     Display,
     JsonDisplay,
@@ -27,7 +26,6 @@ from cormorant_cli.progress import (
     summary_lines,
 )
 from cormorant_testing.stats import make_stats
-from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.slot import WorkerStats
 from manifest_making import manifest
 
@@ -273,13 +271,3 @@ def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.Ca
     said = capsys.readouterr()
     assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
     assert json.loads(said.err) == {"error": message, "exit_code": 2}
-
-
-@pytest.mark.parametrize(
-    ("kind", "error"),
-    [("ManifestError", BadInput), ("UnknownEnv", BadInput), ("EnvCrashed", CommandFailed), ("", CommandFailed)],
-)
-def test_a_manifest_that_a_worker_refuses_is_invalid(kind: str, error: type[CliError]) -> None:
-    with pytest.raises(error, match="cpu-0: no") as caught, translated_errors():
-        raise WorkerFailed("cpu-0: no", kind=kind)
-    assert caught.value.exit_code == (2 if error is BadInput else 1)

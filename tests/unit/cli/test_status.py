@@ -168,15 +168,12 @@ def test_operator_is_one_sentence(operators: list[Any], sentence: str) -> None:
         ("Accepted=True/UnknownFields: x", "note Accepted=True, UnknownFields: x"),
         ("Scheduled=False/ImagePull: no i", "problem Scheduled=False, ImagePull: no i; check the image's name"),
         ("Scheduled=False/QuotaExceeded: exceeded quota: q", "quota: q; raise the ResourceQuota"),
-        ("Scheduled=False/WaitingForQuota: queue q: no room", "problem Scheduled=False, WaitingForQuota: queue q"),
         ("Scheduled=False/PodsPending: 0 of 2", "note Scheduled=False, PodsPending: 0 of 2"),
-        ("Ready=False/HeadBlocked: /data is read-only", "problem Ready=False, HeadBlocked: /data is read-only"),
         ("Progressing=Unknown/ControlPlaneUnreachable: silent", "silent; does a NetworkPolicy block it?"),
         ("Progressing=True/WaitingForConsumer: the queue is full", "note Progressing=True, WaitingForConsumer"),
         ("Stalled=True/NoProgress", "problem Stalled=True, NoProgress"),
         ("Suspended=True/Suspended", "problem Suspended=True, Suspended; set spec.suspend to false"),
         ("Paused=True/Spec: by spec", "note Paused=True, Spec: by spec; `cormorant resume` ends it"),
-        ("Failed=True/HeadRefused: bad manifest", "problem Failed=True, HeadRefused: bad manifest"),
     ],
 )
 def test_operators_words_about_a_job_are_one_sentence(job: Any, sentence: str) -> None:

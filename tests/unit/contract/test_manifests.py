@@ -72,20 +72,6 @@ def test_document_is_not_changed_and_null_inside_kwargs_is_the_users_own() -> No
     assert (repr(document), block["kwargs"]) == (before, kwargs)
 
 
-def test_status_of_a_running_job_is_read() -> None:
-    condition = {
-        "type": "Ready",
-        "status": "True",
-        "reason": "FleetReady",
-        "lastTransitionTime": "2026-01-31T12:00:00Z",
-        "observedGeneration": 1,
-    }
-    document = manifest() | {"status": {"phase": "Running", "frames": {"collected": 7}, "conditions": [condition]}}
-    job = parse_job(document)
-    assert job.status.frames.collected == 7
-    assert job.to_document()["status"]["conditions"] == [condition | {"message": ""}]
-
-
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
     yield path, schema
     for name, child in schema.get("properties", {}).items():
