@@ -168,10 +168,6 @@ def case(world: World, *, name: str, expected: dict[str, list[dict[str, Any]]]) 
     }
 
 
-def test_every_alert_has_a_world_in_which_it_fires() -> None:
-    assert set(FIRES) == set(ALERTS)
-
-
 def test_each_alert_fires_in_its_world_and_in_no_healthy_one(tmp_path: Path) -> None:
     # One Prometheus for all: each has a job and an operator of its name.
     world: World = {}

@@ -135,24 +135,6 @@ def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]
     assert said == {"event": "serving", "url": "http://127.0.0.1:8000", "token_file": "head/tokens.json"}
 
 
-def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
-    display = JsonDisplay()
-    display.begin(PLAN)
-    show(display)
-    display.log({"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2})
-    display.log({"event": "worker_traceback", "exception": TRACEBACK.replace("/home/me", OURS)})  # for --debug only
-    display.end(SUMMARY)
-    display.fail("it broke\nbadly", 1)
-    said = capsys.readouterr()
-    started, progress, finished, failed = map(json.loads, said.out.splitlines())
-    assert started["workers"] == 2
-    assert progress["mean_return"] is None
-    assert [worker["phase"] for worker in progress["workers"]] == ["stepping", "storing"]
-    assert (finished["event"], finished["reason"], finished["new_frames"]) == ("finished", "done", 150_000)
-    assert failed == {"event": "failed", "message": "it broke\nbadly", "exit_code": 1}
-    assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
-
-
 @pytest.mark.parametrize("counts", ["frames", "episodes"])
 def test_live_bar_keeps_the_log_above_it(counts: Any, capsys: pytest.CaptureFixture[str]) -> None:
     screen = io.StringIO()

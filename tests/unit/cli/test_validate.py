@@ -3,7 +3,6 @@ up in source files without running them.
 """
 
 import json
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -153,13 +152,6 @@ def test_json_report_has_every_problem(tmp_path: Path, capsys: pytest.CaptureFix
     problem = {"document": 1, "name": "pong", "line": 8, "path": "spec.replicas", "message": message}
     report = {"valid": False, "files": [{"source": str(file), "jobs": [], "problems": [problem]}]}
     assert json.loads(capsys.readouterr().out) == report
-
-
-def test_standard_input_is_read() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "cormorant_cli", "validate", "-"], input=GOOD, capture_output=True, text=True, timeout=60
-    )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "standard input: pong: ok\n", "")
 
 
 def test_entrypoints_are_looked_up_when_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,9 +41,7 @@ def test_refused_once_with_field_value_and_remedy(case: Case) -> None:
 @pytest.mark.parametrize(
     ("document", "path", "sentence"),
     [
-        (None, "", "the document is not an object; a manifest begins with"),
         ({}, "kind", "is missing; write kind: CollectorJob"),
-        ({"kind": "Deployment"}, "kind", '"Deployment" is not supported; write kind: CollectorJob'),
         ({"kind": "CollectorJob"}, "apiVersion", "is missing"),
         ({"kind": "CollectorJob", "apiVersion": "cormorant.dev/v1"}, "apiVersion", '"cormorant.dev/v1" is not supp'),
         # What JSON has not.
@@ -62,14 +60,6 @@ def test_what_is_no_manifest_gets_one_sentence(document: object, path: str, sent
     problems = problems_of(document)
     assert list(problems) == [path]
     assert sentence in problems[path]
-
-
-def test_document_is_not_changed_and_null_inside_kwargs_is_the_users_own() -> None:
-    kwargs = {"noop_max": None, "deep": {"x": [None]}}
-    document = manifest(env__gymnasium=None, env__envpool__kwargs=kwargs, replicas=2.0)
-    before = repr(document)
-    block = parse_job(document).to_document()["spec"]["env"]["envpool"]
-    assert (repr(document), block["kwargs"]) == (before, kwargs)
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
