@@ -218,10 +218,8 @@ def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:
     import torch
 
     plain = value.detach().cpu().contiguous()
-    return dtype, tuple(value.shape), _memory(plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else None)
+    return dtype, tuple(value.shape), _memory(plain.reshape(-1).view(torch.uint8).numpy())
 
 
-def _memory(array: Array | None) -> memoryview:
-    if array is None or not array.size:
-        return memoryview(b"")
+def _memory(array: Array) -> memoryview:
     return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers

@@ -175,13 +175,8 @@ class Transport:
             else:
                 # Not zeroed, unlike a bytearray: every byte is about to be written.
                 received = memoryview(np.empty(response.length, np.uint8))  # type: ignore[arg-type]  # arrays are buffers
-                at = 0
-                while at < len(received):
-                    count = response.readinto(received[at:])
-                    if not count:
-                        raise http.client.IncompleteRead(b"", len(received) - at)
-                    at += count
-                response.close()
+                if missing := len(received) - response.readinto(received):
+                    raise http.client.IncompleteRead(b"", missing)
             return HttpReply(status=response.status, headers=response.headers, body=received)
 
     @contextmanager
