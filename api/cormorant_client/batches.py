@@ -190,19 +190,15 @@ class _Fetcher:
             self._asked = 1
             self._condition.notify_all()
             try:
-                while not self._ready:
-                    if isinstance(self._end, ClientError):
-                        raise self._end
-                    if self._end is not None:
-                        return None
-                    left = None if deadline is None else deadline - time.monotonic()
-                    if left is not None and left <= 0:
-                        raise BatchTimeout(
-                            f"no batch came from {self._head.address} within {timeout:g} s; wait "
-                            "longer, or look at the job's status: it says what the fleet waits for"
-                        )
-                    self._condition.wait(left)
-                return self._ready.popleft()
+                left = None if deadline is None else deadline - time.monotonic()
+                if not self._condition.wait_for(lambda: self._ready or self._end, left):
+                    raise BatchTimeout(
+                        f"no batch came from {self._head.address} within {timeout:g} s; wait "
+                        "longer, or look at the job's status: it says what the fleet waits for"
+                    )
+                if not self._ready and isinstance(self._end, ClientError):
+                    raise self._end
+                return self._ready.popleft() if self._ready else None
             finally:
                 self._asked = 0
                 self._condition.notify_all()
