@@ -20,7 +20,6 @@ from cormorant_api.notifier import Ring
 from cormorant_contract.rest.base import DIGEST_PREFIX, SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, parse_header
-from cormorant_worker.errors import MalformedWeights
 
 _ACCEPTED = (SAFETENSORS, "application/octet-stream")
 _HEAD_BYTES = 8
@@ -126,7 +125,7 @@ def parse_body(body: bytes | memoryview) -> TensorFile:
         raise refusal_of(error, bytes(body[:8])) from error
 
 
-def refusal_of(error: MalformedTensorFile | MalformedWeights, head: bytes = b"") -> ApiError:
+def refusal_of(error: MalformedTensorFile, head: bytes = b"") -> ApiError:
     """The answer to a body that begins with `head` and is not safetensors: 415 to a pickle, 400 otherwise."""
     if looks_like_pickle(head):
         return ApiError(

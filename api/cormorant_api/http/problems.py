@@ -20,6 +20,7 @@ from cormorant_worker.errors import (
     CormorantError,
     FleetClosed,
     LastWorker,
+    MalformedWeights,
     NonfiniteWeights,
     NoSuchWorker,
     StaleWeights,
@@ -43,6 +44,7 @@ _KIND_OF_STATUS = {
 _KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
     (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
     (NonfiniteWeights, ProblemType.NOT_FINITE, {}),
+    (MalformedWeights, ProblemType.MALFORMED_SAFETENSORS, {}),
     (StateError, ProblemType.STATE_MISMATCH, {}),
     (ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
     (NoSuchWorker, ProblemType.UNKNOWN_WORKER, {}),

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import ApiError, StoreError
-from cormorant_api.http.bodies import Received, parse_body, refusal_of
+from cormorant_api.http.bodies import Received, parse_body
 from cormorant_api.notifier import EventRing
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, cut, digest_of, joined
 from cormorant_api.weights.updates import UpdateTracker, update_id
 from cormorant_contract.rest.base import VERSION_MAX, make_etag
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update, UpdateTimings, WorkerCounts
-from cormorant_worker.errors import CormorantError, MalformedWeights
+from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import Offer, read_cached
@@ -257,10 +257,7 @@ class WeightPublisher:
         header = parse_body(blob.buffer)
         # Unprefixed tensor names in a publish of several models.
         default = next(iter(specs)) if len(specs) == 1 else "policy"
-        try:
-            blob.check(default_model=model or default, header=header)
-        except MalformedWeights as error:
-            raise refusal_of(error) from error
+        blob.check(default_model=model or default, header=header)
         verify(blob.specs, specs, only=model)
 
     def _put(self, stored: StoredVersion) -> StoredVersion:

@@ -90,6 +90,7 @@ REFUSED: list[tuple[str, str, Any, int, str, str]] = [
     ("PUT", PATH, bytes(8 << 20), 413, "too-large", "check that the weights are for this policy"),
     ("PUT", PATH, weights_file(np.nan), 422, "not-finite", "nothing was published"),
     ("PUT", PATH, weights_file(1, bias=np.array([0, np.inf, 0], np.float32)), 422, "not-finite", "policy/bias"),
+    ("PUT", PATH, weights_file(1, **{"policy/bias": np.zeros(3, np.float32)}), 400, "malformed-safetensors", "twice"),
     ("PUT", f"{PATH}?version={2**52 + 1}", GOOD, 409, "version-conflict", f"is above the limit {2**52}"),
     ("PUT", f"{PATH}?version={2**63 - 1}", GOOD, 409, "version-conflict", f"is above the limit {2**52}"),
     ("PUT", "/v1/models/critic/weights", GOOD, 404, "unknown-model", "no model 'critic'"),
