@@ -1,6 +1,6 @@
-"""What always holds between two turns of a fleet: `WorkerFleet.loop = CheckedLoop` checks it after each."""
+"""What always holds between two turns of a fleet."""
 
-from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.fleet import fleet
 from cormorant_worker.fleet.slot import LIVING, SERVING, SlotState
 from cormorant_worker.fleet.slots import Slots
 from cormorant_worker.fleet.turn.loop import FleetLoop
@@ -36,4 +36,4 @@ def check_slots(slots: Slots) -> None:
 
 def check_every_turn() -> None:
     """Check all fleets that this process opens from now on."""
-    WorkerFleet.loop = CheckedLoop
+    fleet.FleetLoop = CheckedLoop
