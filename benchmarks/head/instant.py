@@ -147,17 +147,14 @@ class InstantBlocks:
     def room(self) -> int:
         return len(self._free) + self.limit - self.num_made
 
-    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+    def lend(self) -> int:
         if self._free:
-            return self._free.pop(), None
+            return self._free.pop()
         self.num_made += 1
-        return self.num_made - 1, None
+        return self.num_made - 1
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
-
-    def forget(self, pid: int) -> None:
-        pass
 
     def block(self, slot: int) -> Block:
         return self._block

@@ -135,7 +135,7 @@ def _landed(link: RayConnection, blocks: RayBlockPool) -> Iterator[int]:
     """Bytes of each batch as it becomes readable here."""
     while True:
         while blocks.limit - blocks.room < 2:
-            index, _ = blocks.lend(0)
+            index = blocks.lend()
             ticket = Ticket(number=index, block_index=index, num_frames=0, version=0)
             link.send(ticket)
         (source,) = link.sources()

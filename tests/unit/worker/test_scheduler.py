@@ -54,7 +54,7 @@ def queue_of(
 
 def land(deliveries: BatchQueue, grant: Grant, *, version: int = 0) -> None:
     """A worker does what it was granted, and the queue accepts it if it can."""
-    block_index, _ = deliveries.blocks.lend(1)
+    block_index = deliveries.blocks.lend()
     found, slot = grant
     deliveries.land(found, slot, sealed(found.frames[slot], version=version), block_index=block_index)
     deliveries.accept()
@@ -82,12 +82,10 @@ class Books(RuleBasedStateMachine):
         """Rounds and those of their members that are to hand over what they have."""
         self.deliveries = queue_of(self.schedule, blocks=0, capacity=capacity, drops=self.drops)
         self.places: list[tuple[str, int]] = []
-        self.alive: dict[tuple[str, int], int] = {}
-        """Worker by place, with its process id."""
+        self.alive: set[tuple[str, int]] = set()
         self.leaving: set[tuple[str, int]] = set()
         self.tickets: dict[tuple[str, int], list[tuple[Round, int, int]]] = {}
         self.version, self.taken = 0, -1
-        self.next_pid = 1
         self.delivered = self.landed_frames = self.recollected = 0
         self.held: list[Loan] = []
         """What consumers have borrowed, each with its memory or copied."""
@@ -109,11 +107,11 @@ class Books(RuleBasedStateMachine):
     def turn(self) -> None:
         for place in self.places:
             if place not in self.alive:
-                self.alive[place], self.next_pid = self.next_pid, self.next_pid + 1
+                self.alive.add(place)
                 self.tickets[place] = []
         for place in [p for p in self.leaving if not self.tickets.get(p)]:
             self.leaving.discard(place)
-            self.alive.pop(place)
+            self.alive.discard(place)
             self.deliveries.complete(self.schedule.forget_member(place))
         self.deliveries.accept()
         held = {p: len(self.tickets[p]) for p in self.alive if p not in self.leaving}
@@ -125,7 +123,7 @@ class Books(RuleBasedStateMachine):
             room=self.deliveries.room,
         ):
             self.deliveries.free_a_block()
-            block_index, _ = self.deliveries.blocks.lend(self.alive[place])
+            block_index = self.deliveries.blocks.lend()
             assert all(held.number < found.number for held, _, _ in self.tickets[place]), "frames in order"
             self.tickets[place].append((found, block_index, self.version))
 
@@ -148,7 +146,7 @@ class Books(RuleBasedStateMachine):
     @rule(data=st.data())
     def die(self, data: st.DataObject) -> None:
         place = data.draw(st.sampled_from(sorted(self.alive)))
-        self.deliveries.blocks.forget(self.alive.pop(place))
+        self.alive.discard(place)
         for found, block_index, _ in self.tickets.pop(place):
             self.deliveries.blocks.give_back(block_index)
             assert self.schedule.lost(found, place) == found.frames[place]
@@ -380,21 +378,6 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     assert deliveries.dropped == ({} if is_taken else {"stale": 10})
 
 
-def test_block_memory_is_sent_once_per_worker() -> None:
-    pool = SharedBlockPool(LAYOUT, 2)
-    slot, memory = pool.lend(1)
-    assert memory is not None
-    pool.give_back(slot)
-    assert pool.lend(1) == (slot, None)
-    pool.give_back(slot)
-    again, memory = pool.lend(2)
-    assert (again, memory is not None) == (slot, True)
-    other, _ = pool.lend(2)
-    assert other != slot
-    with pytest.raises(FleetError, match="all 2 batch slots are in use"):
-        pool.lend(3)
-
-
 @pytest.mark.parametrize(("batches", "limit", "expected"), [(10, 3, 3), (10, 20, 8), (2, 5, 1)])
 def test_four_fifths_of_the_object_store_are_lent_at_most(batches: int, limit: int, expected: int) -> None:
     blocks = RayBlockPool(LAYOUT, limit, store_bytes=batches * LAYOUT.size_bytes)
@@ -414,9 +397,9 @@ def test_a_store_without_room_is_refused_with_figures() -> None:
 
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
-    block_index, _ = blocks.lend(pid=7)
+    block_index = blocks.lend()
     with pytest.raises(FleetError, match="all 1 batch slots are in use"):
-        blocks.lend(pid=7)
+        blocks.lend()
     sent = Block(LAYOUT)
     sent.num_rows, sent.num_ends = 1, 0
     arrays = {name: array.copy() for name, array in sent.used_arrays().items()}

@@ -237,7 +237,7 @@ class WorkerHandle:
     # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object, memory: SharedMemory | None = None) -> None:
-        """Send a message that is not a request, unless the worker is dying. `memory`: that of a ticket's new block."""
+        """Send a message that is not a request, unless the worker is dying. `memory`: that of a ticket's block."""
         self.connection.send(message, memory)
         self._flush()
 

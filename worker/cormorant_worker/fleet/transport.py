@@ -64,7 +64,7 @@ class WorkerConnection(Protocol):
 
     def send(self, message: object, memory: SharedMemory | None = None) -> None:
         """Send a message that is not a request, unless the worker is gone. Unsent bytes wait for `flush`. `memory`: of
-        a ticket's block that this worker does not know yet.
+        a ticket's block.
         """
 
     def ask(self, request: Request, payload: Payload | None) -> None:
@@ -101,19 +101,17 @@ class BlockPool(Protocol):
     def room(self) -> int:
         """Number of blocks that can be lent now."""
 
-    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
-        """Lend a block for a worker's ticket. Returns its number, and its memory if the worker must map it."""
+    def lend(self) -> int:
+        """Lend a block for a worker's ticket. Returns its number."""
 
     def give_back(self, block_index: int) -> None:
         """Return a block whose batch is no longer needed."""
-
-    def forget(self, pid: int) -> None: ...
 
     def block(self, block_index: int) -> Block:
         """The arrays of a batch that has landed."""
 
     def memory(self, block_index: int) -> SharedMemory | None:
-        """Shared memory that begins with the block; None if it is not shared memory of this machine."""
+        """Shared memory that begins with a lent block; None if it is not shared memory of this machine."""
 
     def close(self) -> None:
         """Release all memory. Views of blocks stay valid."""

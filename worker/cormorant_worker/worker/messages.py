@@ -85,7 +85,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Fleet -> worker: collect one batch into a block. If it is new to the worker, its descriptor comes with it."""
+    """Fleet -> worker: collect one batch into a block, whose descriptor comes with it."""
 
     number: int
     block_index: int

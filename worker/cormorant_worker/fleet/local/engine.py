@@ -141,8 +141,6 @@ class SharedBlockPool:
         self.limit = limit
         self._blocks: list[tuple[Block, SharedMemory]] = []
         self._free: list[int] = []
-        self._known: dict[int, set[int]] = {}
-        """Slots that each worker process has mapped, by its process id."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
         self.limit = limit  # memory is made when it is needed; the system refuses what it does not have
@@ -151,25 +149,17 @@ class SharedBlockPool:
     def room(self) -> int:
         return len(self._free) + max(0, self.limit - len(self._blocks))
 
-    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+    def lend(self) -> int:
         if self._free:
-            block_index = self._free.pop()
-        else:
-            if len(self._blocks) >= self.limit:
-                raise FleetError(f"all {self.limit} batch slots are in use")
-            block_index, memory = len(self._blocks), SharedMemory.create(self.layout.size_bytes)
-            self._blocks.append((Block(self.layout, memory.buffer), memory))
-        known = self._known.setdefault(pid, set())
-        if block_index in known:
-            return block_index, None
-        known.add(block_index)
-        return block_index, self._blocks[block_index][1]
+            return self._free.pop()
+        if len(self._blocks) >= self.limit:
+            raise FleetError(f"all {self.limit} batch slots are in use")
+        memory = SharedMemory.create(self.layout.size_bytes)
+        self._blocks.append((Block(self.layout, memory.buffer), memory))
+        return len(self._blocks) - 1
 
     def give_back(self, block_index: int) -> None:
         self._free.append(block_index)
-
-    def forget(self, pid: int) -> None:
-        self._known.pop(pid, None)
 
     def block(self, block_index: int) -> Block:
         return self._blocks[block_index][0]

@@ -56,8 +56,10 @@ class SocketUplink:
         return self._data.wait(timeout_s)
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:
-        """The ticket's block; the descriptor of a block that is new here came with the ticket."""
-        if self.descriptors:
+        """The ticket's block, whose descriptor came with the ticket."""
+        if ticket.block_index in self._slots:
+            os.close(self.descriptors[0])  # it is mapped already
+        else:
             memory = SharedMemory(self.descriptors[0], layout.size_bytes)
             self._slots[ticket.block_index] = Block(layout, memory.buffer)
         return self._slots[ticket.block_index]

@@ -78,12 +78,12 @@ class RayBlockPool:
     def room(self) -> int:
         return max(0, self.limit - len(self._lent))
 
-    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+    def lend(self) -> int:
         if not self.room:
             raise FleetError(f"all {self.limit} batch slots are in use")
         self._next += 1
         self._lent[self._next] = None
-        return self._next, None
+        return self._next
 
     def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
         """Add a ticket's arrays, which are mapped in this process."""
@@ -94,15 +94,12 @@ class RayBlockPool:
     def give_back(self, block_index: int) -> None:
         self._lent.pop(block_index, None)  # the object goes with the last view of it; the pool may be closed
 
-    def forget(self, pid: int) -> None:
-        """Has no effect: a worker that is gone has mapped nothing."""
-
     def block(self, block_index: int) -> Block:
         block = self._lent[block_index]
         assert block is not None, block_index
         return block
 
-    def memory(self, block_index: int) -> SharedMemory | None:
+    def memory(self, block_index: int) -> None:
         return None  # the object store's memory is Ray's
 
     def close(self) -> None:

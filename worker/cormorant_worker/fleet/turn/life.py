@@ -201,7 +201,7 @@ class SlotLife:
             slot, num_frames = core.slots[key], round_.frames[key]
             assert core.queue.blocks is not None
             assert slot.worker is not None, key
-            block_index, memory = core.queue.blocks.lend(slot.worker.connection.pid)
+            block_index = core.queue.blocks.lend()
             ticket = messages.Ticket(
                 number=next(slot.worker.numbers),
                 block_index=block_index,
@@ -211,7 +211,7 @@ class SlotLife:
             )
             self.num_tickets += 1
             slot.worker.tickets[ticket.number] = TicketOut(ticket, round_)
-            slot.worker.send(ticket, memory)
+            slot.worker.send(ticket, core.queue.blocks.memory(block_index))
         return len(grants) >= _MOST_GRANTS
 
     def end_ticket(self, handle: WorkerHandle, number: int) -> TicketOut:
@@ -355,16 +355,13 @@ class SlotLife:
         Returns frames that are collected again, and why an evaluation cannot go on; empty: it can.
         """
         core, slot, again, hopeless = self._core, handle.slot, 0, ""
-        blocks = core.queue.blocks
         for number in tuple(handle.tickets):
             out = self.end_ticket(handle, number)
             again += core.scheduler.lost(out.round, slot.key)
             if core.episodes is not None:
                 hopeless = core.episodes.give_back(out.ticket.episodes)
-            assert blocks is not None
-            blocks.give_back(out.ticket.block_index)
-        if blocks is not None:
-            blocks.forget(handle.connection.pid)
+            assert core.queue.blocks is not None
+            core.queue.blocks.give_back(out.ticket.block_index)
         kept = handle.landed_frames if durable_frames is None else durable_frames
         unheard = kept - handle.landed_frames
         if unheard < 0:
