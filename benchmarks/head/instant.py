@@ -11,6 +11,7 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.collect.trajectories import Episodes
 from cormorant_worker.fleet.connections import Waker
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.transport import Payload, Source
@@ -105,15 +106,10 @@ class InstantConnection:
                 number=ticket.number,
                 num_frames=ticket.num_frames,
                 num_rows=1,
-                num_ends=0,
                 min_version=self.version,
                 max_version=self.version,
-                returns=(1.0,),
-                lengths=(1,),
-                num_terminated=1,
+                episodes=Episodes(returns=[1.0], lengths=[1], num_terminated=1),
                 timing=_TIMING,
-                durable_frames=0,
-                env_restarts=0,
             )
         )
 

@@ -75,11 +75,8 @@ def _collecting(
         for _ in range(BATCHES):
             filled = collector.fill(block, block.layout.num_frames)
             sealed = Sealed(
-                number=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0,
-                min_version=0, max_version=0, returns=tuple(filled.episodes.returns),
-                lengths=tuple(filled.episodes.lengths), durable_frames=0, env_restarts=0,
-                num_terminated=filled.episodes.num_terminated,
-                timing=_timing_of(timing),
+                number=0, num_frames=filled.num_frames, num_rows=block.num_rows,
+                min_version=0, max_version=0, episodes=filled.episodes, timing=_timing_of(timing),
             )  # fmt: skip
             hear(FleetEvent(kind="sealed", worker="cpu-0", frames=filled.num_frames, sealed=sealed))
 

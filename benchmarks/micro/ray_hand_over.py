@@ -54,8 +54,7 @@ class SealingActor(WorkerActor):
             self._uplink.send(
                 Sealed(
                     number=ticket.number, num_frames=start.num_frames,
-                    num_rows=start.num_rows, num_ends=0, min_version=0, max_version=0, returns=(), lengths=(),
-                    durable_frames=0, env_restarts=0, num_terminated=0,
+                    num_rows=start.num_rows, min_version=0, max_version=0,
                     timing=BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0),
                 )
             )  # fmt: skip

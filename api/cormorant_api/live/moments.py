@@ -60,8 +60,8 @@ class Past:
     def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
         """The next sample, for `add`; `at` in seconds since 1970, `per_second` in frames."""
         low = high = None
-        if len(stats.recent_returns) >= _FEWEST_FOR_A_BAND:
-            deciles = quantiles(stats.recent_returns, n=10, method="inclusive")
+        if len(returns := stats.recent.get(("return", ""), ())) >= _FEWEST_FOR_A_BAND:
+            deciles = quantiles(returns, n=10, method="inclusive")
             low, high = deciles[0], deciles[-1]
         spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
         before, self._spent = self._spent or spent, spent

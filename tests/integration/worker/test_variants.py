@@ -150,13 +150,13 @@ def test_info_of_a_fleet_and_its_dataset_is_exact(engine: str, tmp_path: Path) -
             played += int(batch["next", "done"].sum())
         stats = fleet.stats()
     assert stats.episodes == played > 30
-    assert {name: len(values) for name, values in stats.recent_metrics.items()} == dict.fromkeys(
-        (metric["name"] for metric in METRICS), played
-    )
-    expected = [expected_metrics(1, length) | {"success": 0} for length in stats.recent_lengths]
+    recent = {name: values for (name, _), values in stats.recent.items()}
+    names = ("return", "length", *(metric["name"] for metric in METRICS))
+    assert {name: len(values) for name, values in recent.items()} == dict.fromkeys(names, played)
+    expected = [expected_metrics(1, length) | {"success": 0} for length in recent["length"]]
     for name in ("steps", "mean_step", "longest", "any_even"):
-        assert list(stats.recent_metrics[name]) == [episode[name] for episode in expected]
-    assert set(stats.recent_metrics["success"]) == {0.0, 1.0}
+        assert list(recent[name]) == [episode[name] for episode in expected]
+    assert set(recent["success"]) == {0.0, 1.0}
     frames = [frames.to_tensordict() for frames in iter_frames(existing_dataset(uri))]
     assert sum(len(part) for part in frames) == 200
     for part in frames:

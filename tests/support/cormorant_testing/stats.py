@@ -24,5 +24,5 @@ def make_stats(**changed: Any) -> FleetStats:
 def sealed(num_frames: int, *, version: int = -1, **told: Any) -> Sealed:
     """A batch without episodes, whose frames have one version."""
     timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
-    empty = {"number": 0, "returns": (), "lengths": (), "num_terminated": 0, "timing": timing, "num_rows": 1}
+    empty = {"number": 0, "timing": timing, "num_rows": 1}
     return Sealed(num_frames=num_frames, min_version=version, max_version=version, **(empty | told))

@@ -111,7 +111,8 @@ def test_long_past_keeps_the_whole_run_in_few_samples() -> None:
 def test_sample_has_band_length_staleness_and_shares() -> None:
     past = Past()
     groups = {"cpu": group_stats(spent_s={"env": 10.0, "idle": 5.0}, min_version=3), "empty": GroupStats()}
-    stats = make_stats(recent_returns=tuple(map(float, range(11))), recent_lengths=(2, 4), version=5, groups=groups)
+    recent = {("return", ""): tuple(map(float, range(11))), ("length", ""): (2, 4)}
+    stats = make_stats(recent=recent, version=5, groups=groups)
     first = past.sample(stats, at=100.0, per_second=12.34)
     assert (first.mean_return, first.return_low, first.return_high) == (5.0, 1.0, 9.0)
     assert (first.mean_length, first.staleness, first.time_shares) == (3.0, 2.0, {})
@@ -124,7 +125,7 @@ def test_sample_has_band_length_staleness_and_shares() -> None:
 
 
 def test_returns_of_inf_and_minus_inf_are_no_number_and_no_error() -> None:
-    stats = make_stats(recent_returns=(inf, -inf, 1.0, 2.0, 3.0), recent_lengths=(1,) * 5)
+    stats = make_stats(recent={("return", ""): (inf, -inf, 1.0, 2.0, 3.0)})
     for told in (Past().sample(stats, at=0.0, per_second=0.0), stats.summary()):
         assert told.mean_return is not None
         assert isnan(told.mean_return)

@@ -60,9 +60,12 @@ Traceback (most recent call last):
 cormorant_worker.errors.PolicyError: the policy raised RuntimeError"""
 CHAINED = f"{OF_THE_USER}\n\nDuring handling of the above exception, another exception occurred:\n\n"
 READY = {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
-PLAYED: dict[str, Any] = {"episodes": 5, "recent_returns": (1.0, 2.0), "recent_lengths": (20, 20)}
+PLAYED: dict[str, Any] = {"episodes": 5, "recent": {("return", ""): (1.0, 2.0), ("length", ""): (20, 20)}}
 STATS = make_stats(
-    frames=200_000, total_frames=200_000, episodes=250, recent_returns=(-20.5,), recent_lengths=(812, 812, 812, 813)
+    frames=200_000,
+    total_frames=200_000,
+    episodes=250,
+    recent={("return", ""): (-20.5,), ("length", ""): (812, 812, 812, 813)},
 ).summary()
 SUMMARY = Summary(reason="done", stats=STATS, new_frames=150_000, seconds=20.0, fps=7500.0, dataset="data/pong")
 
@@ -84,8 +87,8 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
     display = PlainDisplay()
     display.begin(PLAN)
     show(display)
-    metrics = {"success": (0.625,), "lives": (math.nan,)}
-    show(display, **PLAYED, recent_metrics=metrics, dropped={"crash": 1200, "stale": 7}, restarts=1)
+    recent = PLAYED["recent"] | {("success", ""): (0.625,), ("lives", ""): (math.nan,)}
+    show(display, **PLAYED | {"recent": recent}, dropped={"crash": 1200, "stale": 7}, restarts=1)
     dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
     played = "5 episodes, return 1.50, length 20.0, success 0.625"
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"

@@ -249,7 +249,7 @@ def test_values_are_reduced_to_one_number(dtype: Any, values: list[float], expec
 
 
 def test_means_leave_out_what_is_no_number() -> None:
-    stats = make_stats(recent_metrics={"a": (1.0, float("nan"), 4.0, float("inf")), "b": (float("nan"),)})
+    stats = make_stats(recent={("a", ""): (1.0, float("nan"), 4.0, float("inf")), ("b", ""): (float("nan"),)})
     assert stats.metric_means == {"a": 2.5, "b": None}
 
 
@@ -268,7 +268,7 @@ def test_the_gauge_has_a_series_for_each_variant() -> None:
         ({("success", "a"): (1.0,), ("success", "b"): (0.0, float("nan"))}, {("success", "a"): 1, ("success", "b"): 0}),
     ):
         exposition = Exposition(HEAD_METRICS, collectorjob="counting")
-        stats = make_stats(recent_metrics={"success": (1.0, 0.0)}, recent_task_metrics=recent)
+        stats = make_stats(recent={("success", ""): (1.0, 0.0)} | recent)
         FleetMetrics(job, exposition).sample(stats)
         found = {
             (sample.labels["name"], sample.labels["task"]): sample.value

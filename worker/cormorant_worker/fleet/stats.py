@@ -2,11 +2,11 @@
 
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import fmean
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from cormorant_contract.fleet import Stats
 from cormorant_contract.metrics.labels import ACTIVITIES
@@ -17,7 +17,6 @@ from cormorant_worker.normalize import StatisticsGlance
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Sealed
 
-K = TypeVar("K")
 RestartReason = Literal["crash", "hang", "error"]
 
 _RECENT = 100
@@ -78,14 +77,9 @@ class FleetStats:
     total_frames: int | None = None
     episodes: int = 0
     """Episodes ended so far."""
-    recent_returns: tuple[float, ...] = ()
-    """Returns of the last episodes, 100 at most."""
-    recent_lengths: tuple[int, ...] = ()
-    recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Episode metrics of the same episodes, by name. NaN for missing values."""
-    recent_task_metrics: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
-    """The same by name and variant, with return and length, of the last 100 episodes of each; empty without
-    variants."""
+    recent: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    """Metrics of the last 100 episodes, "return" and "length" among them, by name and variant; of all variants under an
+    empty name. NaN for missing values."""
     task_episodes: Mapping[str, int] = field(default_factory=dict)
     """Episodes by variant; empty without variants."""
     version: PolicyVersion = INITIAL_VERSION
@@ -143,24 +137,28 @@ class FleetStats:
     @property
     def mean_return(self) -> float | None:
         """None before the first episode. NaN for inf and -inf, which fmean refuses."""
-        return sum(self.recent_returns) / len(self.recent_returns) if self.recent_returns else None
+        returns = self.recent.get(("return", ""))
+        return sum(returns) / len(returns) if returns else None
 
     @property
     def mean_length(self) -> float | None:
-        return fmean(self.recent_lengths) if self.recent_lengths else None
+        lengths = self.recent.get(("length", ""))
+        return fmean(lengths) if lengths else None
 
     @property
     def metric_means(self) -> dict[str, float | None]:
-        """Means of `recent_metrics` by name, ignoring NaN; None: no values."""
-        return _means(self.recent_metrics)
+        """Means of the manifest's metrics by name, ignoring NaN; None: no values."""
+        means = _means(self.recent)
+        return {name: mean for (name, task), mean in means.items() if not task and name not in ("return", "length")}
 
     @property
     def task_metric_means(self) -> dict[tuple[str, str], float | None]:
-        """The same by name and variant; without variants, under an empty name."""
-        return _means(self.recent_task_metrics or {(name, ""): v for name, v in self.recent_metrics.items()})
+        """The same by name and variant, with return and length; without variants, `metric_means` under an empty one."""
+        by_task = {key: mean for key, mean in _means(self.recent).items() if key[1]}
+        return by_task or {(name, ""): mean for name, mean in self.metric_means.items()}
 
 
-def _means(recent: Mapping[K, tuple[float, ...]]) -> dict[K, float | None]:
+def _means(recent: Mapping[tuple[str, str], tuple[float, ...]]) -> dict[tuple[str, str], float | None]:
     numbers = {key: [value for value in values if isfinite(value)] for key, values in recent.items()}
     return {key: fmean(values) if values else None for key, values in numbers.items()}
 
@@ -172,11 +170,8 @@ class FleetCounters:
         self.episodes = 0
         self.undurable_frames = 0
         """Landed frames of living workers that their datasets do not have yet."""
-        self.returns: deque[float] = deque(maxlen=_RECENT)
-        self.lengths: deque[int] = deque(maxlen=_RECENT)
-        self.metrics: dict[str, deque[float]] = {}
-        self.task_metrics: dict[tuple[str, str], deque[float]] = {}
-        """By metric (return and length, too) and variant."""
+        self.recent: defaultdict[tuple[str, str], deque[float]] = defaultdict(lambda: deque(maxlen=_RECENT))
+        """See `FleetStats`."""
         self.task_episodes: Counter[str] = Counter()
         self.groups: defaultdict[str, GroupStats] = defaultdict(GroupStats)
         self.waits_s = {"producer": 0.0, "consumer": 0.0}
@@ -208,15 +203,14 @@ class FleetCounters:
 
     def sealed(self, handle: WorkerHandle, sealed: Sealed) -> None:
         """Count a finished batch. Called before the handle is updated."""
-        self.episodes += len(sealed.returns)
-        self.returns.extend(sealed.returns)
-        self.lengths.extend(sealed.lengths)
-        for name, values in sealed.metrics.items():
-            self.metrics.setdefault(name, deque(maxlen=_RECENT)).extend(values)
-        self.task_episodes.update(sealed.tasks)
-        for name, values in (("return", sealed.returns), ("length", sealed.lengths), *sealed.metrics.items()):
-            for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
-                self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
+        played = sealed.episodes
+        self.episodes += len(played.returns)
+        self.task_episodes.update(played.tasks)
+        metrics: dict[str, Sequence[float]] = {"return": played.returns, "length": played.lengths, **played.metrics}
+        for name, values in metrics.items():
+            self.recent[name, ""].extend(values)
+            for task, value in zip(played.tasks, values, strict=False):  # no tasks without variants
+                self.recent[name, task].append(value)
         self.groups[handle.slot.group].env_restarts += sealed.env_restarts - handle.env_restarts
         self.undurable_frames += sealed.landed_frames - (sealed.durable_frames - handle.durable_frames)
         self.follow(handle)

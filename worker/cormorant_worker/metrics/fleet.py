@@ -65,15 +65,15 @@ class FleetMetrics:
 
     def on_fleet_event(self, event: FleetEvent) -> None:
         if event.sealed is not None:
-            sealed = event.sealed
+            sealed, played = event.sealed, event.sealed.episodes
             self._groups[event.worker.rpartition("-")[0]].seal(sealed)
             if sealed.agent_steps:
                 self._exposition.counter(declared.AGENT_STEPS, env=self._env).inc(sealed.agent_steps)
-            if sealed.returns:
-                self._episodes["terminated"].inc(sealed.num_terminated)
-                self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
-                observe_all(self._returns, sealed.returns)
-                observe_all(self._lengths, sealed.lengths)
+            if played.returns:
+                self._episodes["terminated"].inc(played.num_terminated)
+                self._episodes["truncated"].inc(len(played.returns) - played.num_terminated)
+                observe_all(self._returns, played.returns)
+                observe_all(self._lengths, played.lengths)
         elif event.kind == "lent":
             self._staleness.observe(event.staleness)
 

@@ -6,7 +6,6 @@ Two sockets per worker, so that control messages never wait behind data:
     control  (Request -> Reply)*, and Applied whenever new weights come into use; also the Reply to Reseed
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any
@@ -15,6 +14,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.collect.trajectories import Episodes
 from cormorant_worker.inference.address import ServerAddress
 from cormorant_worker.normalize import Statistics
 from cormorant_worker.spaces import Space
@@ -109,18 +109,12 @@ class Sealed:
     """Oldest policy version of the frames; RANDOM_VERSION only if all frames are random."""
     max_version: int
     """Newest policy version. An asynchronous pool's batch begins with frames of an older version."""
-    returns: tuple[float, ...]
-    lengths: tuple[int, ...]
-    num_terminated: int
-    """Episodes that their environments ended; the others were truncated."""
     timing: BatchTiming
+    episodes: Episodes = field(default_factory=Episodes)
+    """Episodes that ended in this batch."""
     durable_frames: int = 0
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int = 0
-    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Episode metrics of the same episodes, by name. NaN for missing values."""
-    tasks: tuple[str, ...] = ()
-    """Variants of the same episodes; empty without variants."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
     random_frames: int = 0

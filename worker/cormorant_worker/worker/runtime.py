@@ -22,6 +22,7 @@ from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.collect.place import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
+from cormorant_worker.collect.trajectories import Episodes
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import (
     CormorantError,
@@ -271,11 +272,7 @@ class WorkerRuntime(Runtime):
                 max_version=int(acted.max()) if acted.size else RANDOM_VERSION,
                 random_frames=versions.size - acted.size,
                 agent_steps=block.agent_steps,
-                returns=tuple(filled.episodes.returns),
-                lengths=tuple(filled.episodes.lengths),
-                num_terminated=filled.episodes.num_terminated,
-                tasks=tuple(filled.episodes.tasks),
-                metrics={name: tuple(values) for name, values in filled.episodes.metrics.items()},
+                episodes=filled.episodes,
                 timing=timing,
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
@@ -302,9 +299,11 @@ class WorkerRuntime(Runtime):
                 num_frames=len(played),
                 min_version=version,
                 max_version=version,
-                returns=tuple(episode.total for episode in played),
-                lengths=tuple(episode.length for episode in played),
-                num_terminated=sum(episode.terminated for episode in played),
+                episodes=Episodes(
+                    returns=[episode.total for episode in played],
+                    lengths=[episode.length for episode in played],
+                    num_terminated=sum(episode.terminated for episode in played),
+                ),
                 timing=self._timing.take(),
                 num_steps=sum(episode.length for episode in played),
             )
