@@ -4,17 +4,15 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 """
 
 import resource
-import sys
 import time
 from collections.abc import Collection, Mapping
 from functools import partial
 from itertools import islice, takewhile
-from pathlib import Path
 
 import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import CormorantError, DeviceUnavailable, FleetError, WorkerFailed
+from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
 from cormorant_worker.fleet.stats import RestartReason
@@ -28,8 +26,8 @@ _MOST_STARTS = _MOST_GRANTS = _MOST_FINISHES = 24
 """In one turn; the others in the next, which follows at once: callers get the condition in between."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
-_OTHER_FILES = 256
-"""File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
+_MOST_FILES = 1 << 16
+"""Some programs take time for each descriptor that they may have; hard limits can be a billion."""
 _HEALTHY_S = 600.0
 """After which the failures of a worker that delivered a batch are counted from zero."""
 _POD_ENDS_S = 10.0
@@ -56,8 +54,8 @@ class SlotLife:
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
         """Set how many slots are wanted: see `Slots.resize`. Workers finish their tickets before they leave."""
         core = self._core
-        check = partial(raise_file_limit, each=core.engine.descriptors_each)
-        for slot in core.slots.resize(workers, check=check):
+        raise_file_limit()
+        for slot in core.slots.resize(workers):
             if slot.worker is not None:
                 self.let_go(slot.worker)
             slot.not_before = 0.0
@@ -393,20 +391,9 @@ class SlotLife:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
 
 
-def raise_file_limit(num_workers: int, *, each: int) -> None:
-    """Raise, never lower, this process's soft limit for so many workers with `each` descriptors, if the system allows
-    it.
-    """
-    needed = num_workers * each + _OTHER_FILES
+def raise_file_limit() -> None:
+    """Raise, never lower, this process's soft limit on open files, of which each worker takes up to nine."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
-    if most < needed:
-        raise FleetError(
-            f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHER_FILES}), this process may "
-            f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHER_FILES) // each):,} workers"
-        )
-    num_open = sum(1 for _ in Path("/proc/self/fd").iterdir())
-    wanted = min(most, needed + num_open)
+    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
