@@ -80,19 +80,19 @@ def test_any_schedule_is_exact(data: st.DataObject) -> None:
             nonlocal steps
             steps += 1
             if steps == seal_at:
-                collector.gate.is_sealed = True
+                collector.gate.ticket = -1  # sealed
             return receive()
 
         envs[0].recv = recv
         for size in sizes:
             steps, seal_at = 0, draw(st.sampled_from([-1, -1, 0, 1, 2, 12]))
             if seal_at == 0:  # before the batch began
-                collector.gate.is_sealed = True
+                collector.gate.ticket = -1  # sealed
             filled = collector.fill(block, size)
             assert 1 <= filled.num_frames == block.num_frames <= size
             assert filled.num_frames == size or collector.gate.is_sealed
             assert not collector.gate.is_sealed or block.num_rows <= max(1, seal_at)
-            collector.gate.is_sealed = False
+            collector.gate.ticket = 0
             assert not collector.gate.is_closed
             batch = to_tensordict(block)
             assert checker.take(batch) == filled.num_frames
@@ -443,10 +443,10 @@ def test_any_order_of_arrival_is_exact(
 
     assert [fill(size) for size in sizes] == sizes
     # A batch that is told to end has what had landed already, or what the next arrivals bring.
-    collector.gate.is_sealed = True
+    collector.gate.ticket = -1  # sealed
     sealed = fill(sizes[0])
     assert 1 <= sealed <= sizes[0]
-    collector.gate.is_sealed = False
+    collector.gate.ticket = 0
     assert fill(40) == 40
     # Fast columns may have played random frames that are not handed over yet, never more of them.
     if policy:

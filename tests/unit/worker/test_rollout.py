@@ -78,9 +78,9 @@ def batches(collector: Collector) -> list[Any]:
         weights = {name: value + 0.5 for name, value in collector.weights.current()["policy"].items()}
         collector.weights.offer({"policy": weights}, version=1)
     found.append(collector.collect(num_steps=35 * N).clone())
-    collector.gate.is_sealed = True
+    collector.gate.ticket = -1  # sealed
     found.append(collector.collect(num_steps=40 * N).clone())
-    collector.gate.is_sealed = False
+    collector.gate.ticket = 0
     return [*found, collector.collect(num_steps=40 * N)]
 
 

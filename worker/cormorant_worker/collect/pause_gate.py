@@ -1,6 +1,6 @@
 """Requests of a control thread to the collector's thread: run, pause, stop. Checked once per vector step.
 
-RUNNING <-> PAUSED      -> STOPPED       and, independently: sealed, until the current batch has ended
+RUNNING <-> PAUSED      -> STOPPED       and, independently: batches up to the one of some ticket are sealed
 """
 
 import threading
@@ -16,8 +16,10 @@ class PauseGate:
     """Written by a control thread, checked by the collector. Attributes are deliberately read without a lock."""
 
     def __init__(self) -> None:
-        self.is_sealed = False
-        """Set while the current batch has to end at its next vector step, with the frames it has."""
+        self.ticket = 0
+        """Number of the current batch's ticket, written by the collector's thread."""
+        self.sealed_through = -1
+        """Batches of this ticket and of earlier ones end at their next vector step, with the frames they have."""
         self._stopped = False
         self._running = threading.Event()
         self._running.set()
@@ -26,7 +28,12 @@ class PauseGate:
     @property
     def is_closed(self) -> bool:
         """True when the collector must look before it goes on: it is paused, stopped or sealed."""
-        return self._stopped or self.is_sealed or not self._running.is_set()
+        return self._stopped or self.ticket <= self.sealed_through or not self._running.is_set()
+
+    @property
+    def is_sealed(self) -> bool:
+        """True when the current batch must end with the frames it has."""
+        return self.ticket <= self.sealed_through
 
     def pause(self) -> None:
         """Ask the collector to stop stepping at its next vector step."""

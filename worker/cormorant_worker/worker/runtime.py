@@ -134,10 +134,6 @@ class WorkerRuntime(Runtime):
         self._servers = AssignedServers()
         self._serving = threading.Event()
         """Everything is open: tickets and requests can be answered."""
-        self._sealing = threading.Lock()
-        """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
-        self._ticket = 0
-        self._sealed_through = 0
 
     @property
     def acts_as_published(self) -> bool:
@@ -242,15 +238,9 @@ class WorkerRuntime(Runtime):
         with self._boundary:
             self.collector.weights.apply()
             self._heartbeat.enter(Phase.STEPPING)
-            # From here on a `Seal` of this ticket ends its batch; one that came before does so after the first step.
-            with self._sealing:
-                self._ticket = ticket.number
-                if ticket.number <= self._sealed_through:
-                    self.collector.gate.is_sealed = True
+            self.collector.gate.ticket = ticket.number
             filled = self.collector.fill(block, ticket.num_frames)
-            with self._sealing:
-                self._ticket = 0
-                self.collector.gate.is_sealed = False
+            self.collector.gate.ticket += 1  # what a script collects before the next ticket is not sealed
             if self._sink is not None:
                 self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
@@ -354,10 +344,8 @@ class WorkerRuntime(Runtime):
             case messages.PlainCommand.RESUME:
                 self.collector.gate.resume()
             case messages.Seal():
-                with self._sealing:
-                    self._sealed_through = max(self._sealed_through, command.ticket)
-                    if 0 < self._ticket <= command.ticket:
-                        self.collector.gate.is_sealed = True
+                gate = self.collector.gate
+                gate.sealed_through = max(gate.sealed_through, command.ticket)
             case messages.PlainCommand.STOP:
                 if self._weights is None:
                     os._exit(0)
