@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import truediv
 from statistics import median
+from types import SimpleNamespace
 
 import numpy as np
 import ray
@@ -99,9 +100,8 @@ def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     layout = _layout()
     blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
-    link = RayConnection(
-        WorkerPlace(), handle, "", cluster=cluster, blocks=lambda: blocks, settled=lambda: NOTHING_SETTLED
-    )
+    engine = SimpleNamespace(cluster=cluster, blocks=blocks, settled=lambda: NOTHING_SETTLED)
+    link = RayConnection(WorkerPlace(), handle, "", engine)
     try:
         ours, bare = _landed(link, blocks), _landed_bare()
         # Pages of the object store and of the actors' memory are touched for the first time.

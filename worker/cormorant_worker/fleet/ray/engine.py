@@ -107,19 +107,8 @@ class RayBlockPool:
 
 
 class RayConnection:
-    def __init__(
-        self,
-        place: WorkerPlace,
-        handle: Any,
-        demand: str,
-        *,
-        cluster: RayCluster,
-        blocks: Callable[[], RayBlockPool],
-        settled: Callable[[], Settled],
-    ) -> None:
-        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words; `blocks`: where arrays
-        that arrive go; `settled`: what the worker's pod keeps for the next head.
-        """
+    def __init__(self, place: WorkerPlace, handle: Any, demand: str, engine: "RayEngine") -> None:
+        """Listen to an actor that was just asked for. `demand`: what it asks Ray for, in words."""
         self.place = place
         self.pid = 0
         self.frames = 0
@@ -127,7 +116,7 @@ class RayConnection:
         self.is_open = True
         self._phase = Phase.IMPORTING
         self.handle = handle
-        self._demand, self._cluster, self._blocks, self._settled = demand, cluster, blocks, settled
+        self._demand, self._engine = demand, engine
         self._node_id = ""
         self._turns = count()
         self._batches: deque[tuple[Ticket, Any, Future[Any]]] = deque()
@@ -141,7 +130,7 @@ class RayConnection:
         self._end = ""
         self._is_dead = False
         """Ray says so: the process id may be another's by now."""
-        self._expect(self.handle.listen.remote(self._settled()))
+        self._expect(self.handle.listen.remote(engine.settled()))
 
     # -- what is known -----------------------------------------------------------------------------------------
 
@@ -176,7 +165,8 @@ class RayConnection:
         while self.is_open and self._batches and self._batches[0][-1].done() and self._next_error() is None:
             ticket, _, batch = self._batches.popleft()
             sealed, arrays = batch.result()
-            self._blocks().land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            assert self._engine.blocks is not None, "no ticket goes out before the memory was laid out"
+            self._engine.blocks.land(ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
             self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             messages.append(sealed)
@@ -187,7 +177,7 @@ class RayConnection:
                 break
             news: News = result.result()
             if news.is_from_listen:
-                self._expect(self.handle.listen.remote(self._settled()))
+                self._expect(self.handle.listen.remote(self._engine.settled()))
             self._last_heartbeat = time.monotonic()
             self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
             self.frames, self.spent_ns = max(self.frames, news.frames), news.spent_ns
@@ -219,7 +209,7 @@ class RayConnection:
             self._batches.append((message, collected, result := collected.future()))
             result.add_done_callback(lambda _: self._news.wake())
         else:  # other calls detect an actor that is gone
-            self.handle.tell.remote(next(self._turns), message, self._settled())
+            self.handle.tell.remote(next(self._turns), message, self._engine.settled())
 
     def ask(self, request: Request, payload: Payload | None) -> None:
         assert payload is None or isinstance(payload, ObjectPayload), payload
@@ -238,7 +228,7 @@ class RayConnection:
         with suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self.handle, no_restart=True)
         # A stopped process hears no Ray; one on this machine can be ended for certain.
-        if self.pid and self._node_id == self._cluster.node_id and not self._is_dead:
+        if self.pid and self._node_id == self._engine.cluster.node_id and not self._is_dead:
             self._is_dead = True
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -268,17 +258,19 @@ class RayEngine:
             raise ManifestError(f"engine is {options!r}; give cormorant.RayOptions(), or None for this machine")
         self.cluster = RayCluster(options)
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
-        self._blocks: RayBlockPool | None = None
+        self.blocks: RayBlockPool | None = None
+        """Memory for the arrays that arrive, once it is laid out."""
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self._settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
+        self.settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
+        """What workers' pods keep for the next head."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """The manifest's number of workers unless given; in the fleet's own cluster, at most one per processor. With
         `slot_resources`, pods provide the slots. Devices of other machines are unknown: a worker that finds none says
         so.
         """
-        self._settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
+        self.settled = lambda: Settled(epoch=options.epoch, frames=options.settled_frames())
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources
         return replace(options, workers=workers, waits_for_places=waits_for_places)
@@ -303,9 +295,7 @@ class RayEngine:
             replace(start, place=place), [path for path in sys.path if path]
         )
         demand = ", ".join(f"{name} {n:g}" for name, n in {"CPU": cpus, "GPU": asked["num_gpus"], **resources}.items())
-        connection = self._connections[place.group, place.index] = RayConnection(
-            place, handle, demand, cluster=self.cluster, blocks=self._landing, settled=self._settled
-        )
+        connection = self._connections[place.group, place.index] = RayConnection(place, handle, demand, self)
         return connection
 
     def device_of(self, device: str, number: int) -> str:
@@ -315,8 +305,8 @@ class RayEngine:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
-        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
-        return self._blocks
+        self.blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
+        return self.blocks
 
     def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
         buffer = data.buffer if isinstance(data, SharedMemory) else data
@@ -324,13 +314,9 @@ class RayEngine:
         return ObjectPayload(ray.put(array), array.nbytes)
 
     def close(self) -> None:
-        if self._blocks is not None:  # also of a fleet that could not begin
-            self._blocks.close()
+        if self.blocks is not None:  # also of a fleet that could not begin
+            self.blocks.close()
         self.cluster.close()
-
-    def _landing(self) -> RayBlockPool:
-        assert self._blocks is not None, "no ticket goes out before the memory was laid out"
-        return self._blocks
 
 
 def actor_options(job: CollectorJob, place: WorkerPlace, options: RayOptions, *, is_own: bool) -> dict[str, Any]:
