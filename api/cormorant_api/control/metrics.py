@@ -24,11 +24,11 @@ class HeadMetrics:
         """`floor_frames`: value of `frames_total` that earlier heads exported."""
         self.exposition = exposition = Exposition(declared.HEAD_METRICS, collectorjob=job.metadata.name)
         self.fleet = FleetMetrics(job, exposition, floor_frames=floor_frames)
-        self.batches = {path: exposition.counter(declared.BATCHES, path=path) for path in ("queue", *_EXITS)}
-        self.batch_bytes = {path: exposition.counter(declared.BATCH_BYTES, path=path) for path in _EXITS}
-        self.results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
-        self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
-        self.update_bytes = exposition.counter(declared.UPDATE_BYTES)
+        self.batches = {path: exposition.series(declared.BATCHES, path=path) for path in ("queue", *_EXITS)}
+        self.batch_bytes = {path: exposition.series(declared.BATCH_BYTES, path=path) for path in _EXITS}
+        self.results = {result: exposition.series(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
+        self._stages = {stage: exposition.series(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
+        self.update_bytes = exposition.series(declared.UPDATE_BYTES)
         for state in HEAD_STATES:
             exposition.show(declared.HEAD_STATE_METRIC, 0, state=state)
         exposition.show(declared.HEAD_STARTED, time.time())

@@ -59,7 +59,7 @@ def test_a_group_without_workers_is_not_behind() -> None:
 @given(batches=st.lists(VALUES, max_size=3), metric=st.sampled_from([declared.EPISODE_RETURN, declared.EPISODE_LENGTH]))
 def test_many_values_are_observed_as_one_by_one(batches: list[list[float]], metric: Metric) -> None:
     many, single = (Exposition([metric], collectorjob="pong") for _ in range(2))
-    told, asked = (exposition.histogram(metric, env="Pong-v5") for exposition in (many, single))
+    told, asked = (exposition.series(metric, env="Pong-v5") for exposition in (many, single))
     for batch in batches:
         observe_all(told, batch)
         for value in batch:
@@ -75,7 +75,7 @@ def test_many_values_are_observed_as_one_by_one(batches: list[list[float]], metr
 
 def test_return_that_is_no_number_is_above_every_bound() -> None:
     exposition = Exposition([declared.EPISODE_RETURN], collectorjob="pong")
-    observe_all(exposition.histogram(declared.EPISODE_RETURN, env="x"), [math.nan, math.inf, -math.inf])
+    observe_all(exposition.series(declared.EPISODE_RETURN, env="x"), [math.nan, math.inf, -math.inf])
     told = [line.rsplit(" ", 1) for line in exposition.text().decode().splitlines() if "_bucket{" in line]
     assert {count for line, count in told if '"+Inf"' not in line} == {"1.0"}
     assert [count for line, count in told if '"+Inf"' in line] == ["3.0"]

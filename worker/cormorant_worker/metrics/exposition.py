@@ -4,6 +4,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter as Places
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import generate_latest
@@ -37,25 +38,19 @@ class Exposition:
         """Guards counters that follow a number, between reading and raising them."""
         self._families = {metric.name: self._make(metric) for metric in metrics}
 
-    def counter(self, metric: Metric, **labels: str) -> Counter:
-        """One series of a counter; made at the first call, at zero."""
-        child = self._child(metric, labels)
-        assert isinstance(child, Counter), metric
-        return child
-
-    def histogram(self, metric: Metric, **labels: str) -> Histogram:
-        """The series of a histogram with these labels; made at the first call."""
-        child = self._child(metric, labels)
-        assert isinstance(child, Histogram), metric
-        return child
+    def series(self, metric: Metric, **labels: str) -> Any:
+        """A metric's Counter, Gauge or Histogram with these labels; made at the first call, at zero."""
+        values = {"collectorjob": self._job, **labels}
+        ordered = [values[name] for name in metric.label_names]
+        family = self._families[metric.name]
+        return family.labels(*ordered) if ordered else family
 
     def show(self, metric: Metric, number: float, **labels: str) -> None:
         """Set a gauge, or raise a counter to a number that others keep, below which it never falls."""
-        child = self._child(metric, labels)
+        child = self.series(metric, **labels)
         if isinstance(child, Gauge):
             child.set(number)
             return
-        assert isinstance(child, Counter), metric
         with self._lock:
             child.inc(max(0.0, number - child._value.get()))
 
@@ -63,18 +58,9 @@ class Exposition:
         """The metrics in Prometheus' text format, of the contract's `CONTENT_TYPE`."""
         return generate_latest(self._registry)
 
-    def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
-        values = {"collectorjob": self._job, **labels}
-        ordered = [values[name] for name in metric.label_names]
-        family = self._families[metric.name]
-        return family.labels(*ordered) if ordered else family
-
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
-        names = metric.label_names
-        match metric.kind:
-            case "counter":
-                return Counter(metric.name, metric.help, names, registry=self._registry)
-            case "gauge":
-                return Gauge(metric.name, metric.help, names, registry=self._registry)
-            case "histogram":
-                return Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)
+        described = metric.name, metric.help, metric.label_names
+        if metric.kind == "histogram":
+            return Histogram(*described, buckets=metric.buckets, registry=self._registry)
+        kind = Counter if metric.kind == "counter" else Gauge
+        return kind(*described, registry=self._registry)

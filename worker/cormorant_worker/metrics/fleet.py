@@ -38,11 +38,11 @@ class FleetMetrics:
         self._groups = {
             group.name: _GroupMetrics(group.name, self._env, exposition) for group in job.spec.worker_groups
         }
-        self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
-        self._returns = exposition.histogram(declared.EPISODE_RETURN, env=self._env)
-        self._lengths = exposition.histogram(declared.EPISODE_LENGTH, env=self._env)
-        self._staleness = exposition.histogram(declared.STALENESS)
-        self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
+        self._episodes = {end: exposition.series(declared.EPISODES, env=self._env, end=end) for end in END.values}
+        self._returns = exposition.series(declared.EPISODE_RETURN, env=self._env)
+        self._lengths = exposition.series(declared.EPISODE_LENGTH, env=self._env)
+        self._staleness = exposition.series(declared.STALENESS)
+        self._paused_s = exposition.series(declared.PAUSE_SECONDS)
         self._sampling = threading.Lock()
         """Held while books are read and copied: two at a time would count a pause twice."""
         self._sampled_at = time.monotonic()
@@ -68,7 +68,7 @@ class FleetMetrics:
             sealed, played = event.sealed, event.sealed.episodes
             self._groups[event.worker.rpartition("-")[0]].seal(sealed)
             if sealed.agent_steps:
-                self._exposition.counter(declared.AGENT_STEPS, env=self._env).inc(sealed.agent_steps)
+                self._exposition.series(declared.AGENT_STEPS, env=self._env).inc(sealed.agent_steps)
             if played.returns:
                 self._episodes["terminated"].inc(played.num_terminated)
                 self._episodes["truncated"].inc(len(played.returns) - played.num_terminated)
@@ -119,9 +119,9 @@ class _GroupMetrics:
         self._idle_before = 0.0
         self._idle_s = self._held_s = 0.0
         """Seconds that workers were idle while the fleet ran, and while it was paused."""
-        self._batch = exposition.histogram(declared.BATCH, group=name)
-        self._env_step = exposition.histogram(declared.ENV_STEP, group=name)
-        self._inference = exposition.histogram(declared.INFERENCE, group=name)
+        self._batch = exposition.series(declared.BATCH, group=name)
+        self._env_step = exposition.series(declared.ENV_STEP, group=name)
+        self._inference = exposition.series(declared.INFERENCE, group=name)
 
     def seal(self, sealed: Sealed) -> None:
         timing = sealed.timing

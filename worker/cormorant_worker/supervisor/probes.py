@@ -111,23 +111,19 @@ def answer(target: str, state: PodState, metrics: PodMetrics) -> Answer:
     deadline = time.monotonic() + (min(int(wait), _HUNG_S) if wait.isdecimal() else 0.0)
     while not (state.joins or state.is_leaving) and time.monotonic() < deadline:
         time.sleep(_LOOK_S)
+    why_not = ""
     match path:
         case "/livez":
-            is_live = time.monotonic() - state.ticked < _HUNG_S
-            return _verdict(is_live, "the supervisor has not looked around for a minute")
+            if time.monotonic() - state.ticked >= _HUNG_S:
+                why_not = "the supervisor has not looked around for a minute"
         case "/readyz":
-            why = "leaving" if state.is_leaving else "Ray has not joined the head"
-            return _verdict(state.is_joined and not state.is_leaving, why)
+            if state.is_leaving or not state.is_joined:
+                why_not = "leaving" if state.is_leaving else "Ray has not joined the head"
         case "/metrics":
             return HTTPStatus.OK, metrics.text(), CONTENT_TYPE
         case _:
             return HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n", _PLAIN
-
-
-def _verdict(is_good: bool, why_not: str) -> Answer:
-    if is_good:
-        return HTTPStatus.OK, b"ok\n", _PLAIN
-    return HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n".encode(), _PLAIN
+    return HTTPStatus.SERVICE_UNAVAILABLE if why_not else HTTPStatus.OK, f"{why_not or 'ok'}\n".encode(), _PLAIN
 
 
 @cache
