@@ -196,7 +196,7 @@ class Books(RuleBasedStateMachine):
             return
         before = self.schedule.landed_frames
         self.deliveries.discard("restore")
-        self.schedule.count_from(before)
+        self.schedule.accepted_frames = before
         assert not self.schedule._open
 
     @invariant()

@@ -249,7 +249,7 @@ class BatchQueue:
             if min_version is not None and 0 <= loan.min_version < min_version:
                 self._drop(loan, "stale")
                 if not self._has_dataset:
-                    self._scheduler.take_back(loan.num_frames)
+                    self._scheduler.accepted_frames -= loan.num_frames
                 continue
             self.has_lent = True
             self._lent.add(loan)

@@ -130,7 +130,7 @@ class FleetCore:
         if new > 0:
             self.found_frames += new
             self.inherited_frames += new
-            self.scheduler.count_from(self.scheduler.accepted_frames + new)
+            self.scheduler.accepted_frames += new
             log.info("frames_inherited", frames=new, epoch=settled.epoch)
 
     def tick(self) -> None:

@@ -64,7 +64,9 @@ class Scheduler:
         self.max_staleness = max_staleness
         self.preemptive_threshold = preemptive_threshold
         self.accepted_frames = 0
-        """Frames that the output has taken; what `totalFrames` counts."""
+        """Frames that the output has taken, in this fleet or before it; what `totalFrames` counts. What is lost or too
+        stale is subtracted by those who find it, and collected again.
+        """
         self.is_draining = False
         """No ticket goes out any more."""
         self.outstanding_frames = 0
@@ -303,11 +305,3 @@ class Scheduler:
         self._pending.clear()
         self.outstanding_frames = 0
         return incomplete
-
-    def count_from(self, num_frames: int) -> None:
-        """Set the number of accepted frames: those of earlier fleets, or of a restored state."""
-        self.accepted_frames = num_frames
-
-    def take_back(self, num_frames: int) -> None:
-        """Subtract accepted frames that were lost or too stale: they are collected again."""
-        self.accepted_frames -= num_frames

@@ -253,10 +253,6 @@ class WorkerHandle:
         self._flush()
         return question
 
-    def tell(self, command: Command) -> None:
-        """Send a command without waiting for a reply."""
-        self.ask(command)
-
     def reseed(self, stream: WorkerPlace) -> Question:
         """Rebuild its environments with the seeds of a place."""
         number = next(self.numbers)

@@ -119,7 +119,7 @@ class Slots:
     def tell_all(self, command: PlainCommand, *, only_ready: bool = True) -> None:
         for handle in self.workers:
             if handle.is_ready or not only_ready:
-                handle.tell(command)
+                handle.ask(command)
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -224,7 +224,7 @@ class Slots:
         for slot in self.collecting:
             before = slot.servers
             if (now := self.servers_of(slot)) != before and slot.worker is not None and slot.state in LIVING:
-                slot.worker.tell(AssignServers(servers=now))
+                slot.worker.ask(AssignServers(servers=now))
 
 
 class Lineage:

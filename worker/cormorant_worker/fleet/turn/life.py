@@ -132,7 +132,7 @@ class SlotLife:
         core.slots.fill(slot, handle)
         core.connections.add(handle)
         if connection.place.servers != (servers := core.slots.servers_of(slot)):  # they have changed meanwhile
-            handle.tell(messages.AssignServers(servers=servers))
+            handle.ask(messages.AssignServers(servers=servers))
         self.tell_spaces(handle)
         core.hang_detector.add(handle)
         core.counters.joined(slot.group)
@@ -168,7 +168,7 @@ class SlotLife:
             # The reply puts it to work all the same.
             handle.offer = handle.ask(messages.PlainCommand.RESUME)
         if core.is_paused and not slot.is_server:
-            handle.tell(messages.PlainCommand.PAUSE)
+            handle.ask(messages.PlainCommand.PAUSE)
         event = "inference_server_ready" if slot.is_server else "worker_ready"
         log.info(event, worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 
@@ -363,7 +363,7 @@ class SlotLife:
         kept = handle.landed_frames if durable_frames is None else durable_frames
         unheard = kept - handle.landed_frames
         if unheard < 0:
-            core.scheduler.take_back(-unheard)
+            core.scheduler.accepted_frames += unheard
         elif unheard > 0:
             core.queue.complete(core.scheduler.found_durable(slot.key, unheard))
         slot.written += unheard

@@ -189,7 +189,7 @@ class FleetLoop:
                 continue
             for number, theirs in late.worker.tickets.items():
                 if theirs.round is out.round:
-                    late.worker.tell(messages.Seal(ticket=number))
+                    late.worker.ask(messages.Seal(ticket=number))
 
     # -- the first worker --------------------------------------------------------------------------------------
 
@@ -233,7 +233,7 @@ class FleetLoop:
             # A learner that takes a round, publishes, and takes the next one is on-policy.
             scheduler.max_staleness = 0
             core.queue.is_on_demand = True
-        core.scheduler.count_from(core.found_frames)
+        core.scheduler.accepted_frames = core.found_frames
         for handle, theirs in self._early:
             if not handle.is_gone:
                 self._compare(handle, theirs, ready)

@@ -178,9 +178,9 @@ class Quiesce:
                 slot.warmup_frames = max(0, told[name]["warmup_left"])
             self.replies(asked, "restore its state", needs_all=True)
         finally:
-            core.scheduler.count_from(core.scheduler.accepted_frames + ahead)
+            core.scheduler.accepted_frames += ahead
         if core.dataset is None:
-            core.scheduler.count_from(saved.frames)
+            core.scheduler.accepted_frames = saved.frames
 
     def reseed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker. Call between batches. Returns the reseeded workers."""
@@ -191,7 +191,7 @@ class Quiesce:
         if is_first:
             # No batch was taken yet: the seed rules the first one.
             core.queue.discard("seed")
-            core.scheduler.count_from(core.found_frames)
+            core.scheduler.accepted_frames = core.found_frames
             for slot in core.slots.collecting:
                 slot.warmup_frames = slot.warmup_share
         self._life.seed = seed
