@@ -163,8 +163,8 @@ ORPHANS = """
 import subprocess, sys, time
 from cormorant_worker.supervisor import pods
 pods.adopt_orphans()
-child = pods.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
-                        {"PATH": "/usr/bin:/bin"}, watch_for="ready")
+child = pods.Ray(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
+                 {"PATH": "/usr/bin:/bin"})
 names, deadline = [], time.monotonic() + 30
 while names != ["sh", "sleep", "sleep"] and time.monotonic() < deadline:
     time.sleep(0.01)

@@ -78,7 +78,7 @@ class WorkerPod:
         self._watch = HeadWatch(settings.head)
         self._blocked = settings.ray.path(PodFile.BLOCKED)
         self._refusals = 0
-        self._ray: Child | None = None
+        self._ray: Ray | None = None
 
     def run(self) -> None:
         """Supervise until SIGTERM. Returns when nothing is left of Ray. Raises PodRefused where the head has refused
@@ -111,13 +111,10 @@ class WorkerPod:
             self._wait(_BETWEEN_PROBES_S)
             if self._signals:
                 return
-        ray = self._ray = Child(
-            ray_command.worker_command(self._settings),
-            ray_command.ray_environment(os.environ, self._settings.ray),
-            watch_for=ray_command.STARTED,
-        )
-        self._wait(_JOIN_S, until=lambda: ray.has_said or ray.poll() is not None)
-        if has_joined := ray.has_said and ray.poll() is None:
+        environment = ray_command.ray_environment(os.environ, self._settings.ray)
+        ray = self._ray = Ray(ray_command.worker_command(self._settings), environment)
+        self._wait(_JOIN_S, until=lambda: ray.has_started or ray.poll() is not None)
+        if has_joined := ray.has_started and ray.poll() is None:
             self._state.joins += 1
             self._state.is_joined = True
             self._refusals = 0
@@ -218,14 +215,14 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
         return _FAILED
     # On a busy node Ray comes first: workers wait for it, and nothing waits for the command's imports yet.
     os.setpriority(os.PRIO_PROCESS, process.pid, _NICE)
-    ray = Child(ray_command.head_command(settings), environment, watch_for=ray_command.STARTED)
+    ray = Ray(ray_command.head_command(settings), environment)
     passed_on, is_ready = 0, False
     try:
         while (code := exit_code(process.poll())) is None:
             for number in signals[passed_on:]:
                 process.send_signal(number)
                 passed_on += 1
-            if ray.has_said and not is_ready:
+            if ray.has_started and not is_ready:
                 is_ready = True
                 settings.path(PodFile.READY).touch()
                 log.info("ray_ready", seconds=round(ray.lived_s(), 1))
@@ -248,7 +245,7 @@ def run_head(settings: RaySettings, command: Sequence[str], signals: Sequence[in
         kill_all([process, ray])
 
 
-def _explain_end(ray: "Child", last_words: Path | None) -> int:
+def _explain_end(ray: "Ray", last_words: Path | None) -> int:
     words, code = ray.output_tail(), ray.poll()
     is_starved = code is None or has_starved(words)
     reason = (
@@ -265,14 +262,13 @@ def _explain_end(ray: "Child", last_words: Path | None) -> int:
 # -- duties of process 1: its children are reaped and never survive it ---------------------------------------------
 
 
-class Child:
-    """A process whose output is read continuously; its last lines are kept."""
+class Ray:
+    """A process of `ray start`, whose output is read continuously; its last lines are kept."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, watch_for: str) -> None:
-        """Start it. `watch_for`: `has_said` becomes true when a line of its output contains this."""
-        self.has_said = False
-        self.started = time.monotonic()
-        self._watch_for = watch_for
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.has_started = False
+        """It has said that its node runs."""
+        self._began = time.monotonic()
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(
             list(command),
@@ -295,7 +291,7 @@ class Child:
         return exit_code(self._process.poll())
 
     def lived_s(self) -> float:
-        return time.monotonic() - self.started
+        return time.monotonic() - self._began
 
     def output_tail(self) -> str:
         """Last lines of its output, complete once it has ended."""
@@ -306,8 +302,8 @@ class Child:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            if self._watch_for in line:
-                self.has_said = True
+            if ray_command.STARTED in line:
+                self.has_started = True
             if line.strip():
                 self._tail.append(line.rstrip())
 
@@ -323,7 +319,7 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def reap(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
+def reap(own: Sequence["Ray | subprocess.Popen[bytes]"]) -> None:
     """Reap ended children: `own`, whose exit codes are kept, and orphans, which no other code waits for."""
     running = [process.pid for process in own if process.poll() is None]
     with suppress(ChildProcessError):
@@ -331,7 +327,7 @@ def reap(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
             os.waitpid(ended.si_pid, 0)
 
 
-def kill_all(own: Sequence["Child | subprocess.Popen[bytes]"]) -> None:
+def kill_all(own: Sequence["Ray | subprocess.Popen[bytes]"]) -> None:
     """Kill every descendant process, and say so where some are left after ten seconds."""
     deadline = time.monotonic() + _KILL_S
     while time.monotonic() < deadline:
