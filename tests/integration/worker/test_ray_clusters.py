@@ -136,33 +136,6 @@ def test_workers_are_spread_over_nodes_with_their_code(tmp_path: Path) -> None:
     assert told == {"frames": 200, "spread": 2, "workers": 2, "free": 2.0}
 
 
-def test_sigterm_while_connecting_goes_to_the_program() -> None:
-    told = run(
-        """
-        import threading
-
-        cluster = make_cluster()
-        came = []
-        ours = lambda number, frame: came.append(number)
-        signal.signal(signal.SIGTERM, ours)
-
-        def stop_while_ray_has_the_signal():
-            while signal.getsignal(signal.SIGTERM) is ours:
-                time.sleep(0)
-            os.kill(os.getpid(), signal.SIGTERM)
-
-        threading.Thread(target=stop_while_ray_has_the_signal, daemon=True).start()
-        try:
-            RayEngine(RayOptions(address=cluster.address))
-        except CormorantError as error:
-            name = type(error).__name__
-        print(json.dumps({"error": name, "came": came, "ours": signal.getsignal(signal.SIGTERM) is ours}), flush=True)
-        cluster.shutdown()
-        """
-    )
-    assert told == {"error": "FleetInterrupted", "came": [15], "ours": True}
-
-
 def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
     told = run(
         """
