@@ -45,13 +45,6 @@ LAYOUT = Layout(
 _TIMING = BatchTiming(seconds=0.1, env_step_s=0.001, inference_s=0.001)
 
 
-class InstantPayload:
-    """Bytes that are never read."""
-
-    def __init__(self, size_bytes: int) -> None:
-        self.size_bytes = size_bytes
-
-
 class InstantConnection:
     """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""
 
@@ -180,8 +173,8 @@ class InstantEngine:
     def make_blocks(self, layout: Layout, limit: int) -> InstantBlocks:
         return InstantBlocks(limit)
 
-    def share(self, data: bytes | memoryview | SharedMemory) -> InstantPayload:
-        return InstantPayload(data.size_bytes if isinstance(data, SharedMemory) else len(data))
+    def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
+        return data
 
     def close(self) -> None:
         pass

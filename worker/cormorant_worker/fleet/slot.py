@@ -246,8 +246,7 @@ class WorkerHandle:
             self.stuck.add(self)
 
     def ask(self, command: Command, payload: Payload | None = None) -> Question:
-        size_bytes = payload.size_bytes if payload is not None else 0
-        request = Request(number=next(self.numbers), command=command, size_bytes=size_bytes)
+        request = Request(number=next(self.numbers), command=command)
         self.unanswered[request.number] = question = Question(self, command)
         self.connection.ask(request, payload)
         self._flush()

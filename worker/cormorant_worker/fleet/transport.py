@@ -23,10 +23,8 @@ class Source(Protocol):
     def fileno(self) -> int: ...
 
 
-class Payload(Protocol):
-    """Bytes shared with any number of workers (weights, states), for as long as something refers to them."""
-
-    size_bytes: int
+Payload = object
+"""Bytes that an engine shares with any number of workers (weights, states), for as long as something refers to them."""
 
 
 class WorkerConnection(Protocol):

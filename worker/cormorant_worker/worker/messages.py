@@ -244,12 +244,10 @@ Command = PlainCommand | Offer | Seal | Restore | Look | Call | AssignServers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Fleet -> worker, control: execute a command and reply."""
+    """Fleet -> worker, control: execute a command and reply. A payload (weights, state) may come with it."""
 
     number: int
     command: Command
-    size_bytes: int = 0
-    """Size in bytes of the payload (weights, state) that follows; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

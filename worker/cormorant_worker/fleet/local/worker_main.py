@@ -70,8 +70,9 @@ def _answer_requests(control: MessageSocket, uplink: SocketUplink, runtime: Runt
     try:
         while True:
             request, descriptors = control.receive()
-            size = request.size_bytes
-            payload = SharedMemory(descriptors[0], size).buffer if size else memoryview(b"")
+            payload = memoryview(b"")
+            if descriptors:
+                payload = SharedMemory(descriptors[0], os.fstat(descriptors[0]).st_size).buffer
             uplink.send(runtime.answer(request, payload))
     except OSError:
         os._exit(1)

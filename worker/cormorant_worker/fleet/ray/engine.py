@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -40,14 +40,6 @@ _SILENT_S = 10.0
 """Without a heartbeat, after which a worker cannot be taken to be waiting."""
 _USABLE = 0.8
 """Share of the object store for batches: the rest is for weights and for objects that are being freed."""
-
-
-@dataclass(slots=True)
-class ObjectPayload:
-    """Bytes in the object store."""
-
-    reference: Any
-    size_bytes: int
 
 
 class RayBlockPool:
@@ -212,8 +204,7 @@ class RayConnection:
             self.handle.tell.remote(next(self._turns), message, self._engine.settled())
 
     def ask(self, request: Request, payload: Payload | None) -> None:
-        assert payload is None or isinstance(payload, ObjectPayload), payload
-        self._expect(self.handle.answer.remote(request, [] if payload is None else [payload.reference]))
+        self._expect(self.handle.answer.remote(request, [] if payload is None else [payload]))
 
     def _expect(self, reference: Any) -> None:
         def arrived(result: "Future[Any]") -> None:
@@ -308,10 +299,10 @@ class RayEngine:
         self.blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
         return self.blocks
 
-    def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
+    def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
+        """A reference to bytes in the object store."""
         buffer = data.buffer if isinstance(data, SharedMemory) else data
-        array = np.frombuffer(buffer, dtype=np.uint8)
-        return ObjectPayload(ray.put(array), array.nbytes)
+        return ray.put(np.frombuffer(buffer, dtype=np.uint8))
 
     def close(self) -> None:
         if self.blocks is not None:  # also of a fleet that could not begin
