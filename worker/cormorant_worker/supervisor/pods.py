@@ -117,7 +117,6 @@ class WorkerPod:
         if has_joined := ray.has_started and ray.poll() is None:
             self._state.joins += 1
             self._state.is_joined = True
-            self._refusals = 0
             log.info(
                 "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
                 seconds=round(ray.lived_s(), 1),
@@ -154,9 +153,6 @@ class WorkerPod:
         def is_over() -> bool:
             return self._ray is None or self._ray.poll() is not None or not _has_actor()
 
-        if is_over():
-            log.info("left", slot=slot, reason="no worker was running")
-            return
         log.info("leaving", slot=slot, limit_s=limit_s)
         self._settings.ray.path(PodFile.LEAVE).touch()
         if self._wait(limit_s, until=is_over):

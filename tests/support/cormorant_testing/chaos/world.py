@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cormorant_testing.chaos.judge import Finding, Judge
 from cormorant_testing.chaos.plan import Plan
@@ -28,19 +28,12 @@ STARTUP_S = {"local": 90.0, "ray": 240.0}
 
 
 class World:
-    """Something that collects, and what happens to it. A step of the schedule is a method of its name."""
+    """Something that collects, and what happens to it. A step of the schedule is a method of its name; subclasses have
+    those that are not here, and `check`, which raises what went wrong beside the schedule.
+    """
 
     refusals: tuple[type[Exception], ...] = ()
     """Raised by steps, and no finding: a worker is frozen, or was killed while it was asked."""
-    # What each door does its own way: `check` raises what went wrong beside the schedule.
-    check: Any
-    clean_up: Any
-    how_it_stands: Any
-    _begin: Any
-    _calm: Any
-    _end: Any
-    _pids: Any
-    _publish: Any
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
