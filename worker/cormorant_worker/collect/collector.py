@@ -393,8 +393,9 @@ class Collector:
 
     def _proceed(self, num_frames: int) -> bool:
         self.pulse[0] += num_frames
-        if self.gate.is_closed:
-            self._hold()
+        if not self.gate.is_closed:
+            return True
+        self._hold()
         return not self.gate.is_sealed
 
     def _run_env_groups(self, block: Block, quota: Array, version: PolicyVersion) -> None:
