@@ -21,7 +21,7 @@ from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import NUM_TIMING, Timing, spent_ns
 from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
-from cormorant_worker.errors import FleetError, LastWorker, StateError
+from cormorant_worker.errors import FleetError, StateError
 from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
@@ -109,8 +109,13 @@ def test_given_up_slots_are_retired_once_nothing_is_left_of_their_workers() -> N
     assert second.state is S.RETIRED
     assert slots.resize(2) == []
     assert [slot.state for slot in (first, second, third)] == [S.VACANT, S.VACANT, S.RETIRED]
-    with pytest.raises(LastWorker, match="0 workers"):
-        slots.resize(0)
+    for wrong, words in (
+        (0, "0 workers: a fleet needs at least 1"),
+        ({"cpu": -1}, "sizes and indices of worker groups begin at 0; got cpu: -1"),
+        ({"gpu": 2}, "there are no worker groups gpu; the manifest has cpu"),
+    ):
+        with pytest.raises(FleetError, match=words):
+            slots.resize(wrong)
 
 
 def make_slots(number: int) -> tuple[Slot, ...]:
