@@ -11,12 +11,10 @@ from typing import Any
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from cormorant_postproc.pieces import PostprocError
+from cormorant_postproc.pieces import PostprocError, flag, leaf_of, valid_frames
 
 EPSILON = 1e-8
 _REWARD = "next/reward"
-_VERSIONS = ("collector", "policy_version")
-_MASK = ("collector", "mask")
 
 Document = Mapping[str, Mapping[str, Any]]
 
@@ -46,10 +44,10 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
         raise PostprocError("no statistics were given; pass fleet.statistics of a job with collection.normalize")
     result: TensorDict = batch.copy()
     index_BT, documents = _find_versions(batch, by_version, is_single=is_single)
-    mask_BT = batch.get(_MASK, None)
+    mask_BT = valid_frames(batch)
     for name in documents[0]:
         entries, key = [document[name] for document in documents], tuple(name.split("/"))
-        result[key] = _scale(batch.get(key, None), name, entries, index_BT, mask_BT)
+        result[key] = _scale(leaf_of(batch, key), name, entries, index_BT, mask_BT)
         if name != _REWARD and (following := batch.get(("next", *key), None)) is not None:
             result["next", *key] = _scale(following, name, entries, index_BT, mask_BT)
     return result
@@ -61,15 +59,10 @@ def _find_versions(
     """The statistics that are needed, and for each frame which of them; None: all frames have the only ones."""
     if is_single:
         return None, list(by_version.values())
-    versions_BT = batch.get(_VERSIONS, None)
-    if versions_BT is None:
-        raise PostprocError(
-            "the batch has no collector.policy_version, so the statistics of its frames are not known; pass those of "
-            "one version"
-        )
+    versions_BT = flag(batch, ("collector", "policy_version"))
     newest = max(by_version)
     acted_BT = torch.where(versions_BT < 0, newest, versions_BT)
-    if (mask_BT := batch.get(_MASK, None)) is not None:
+    if (mask_BT := valid_frames(batch)) is not None:
         acted_BT = torch.where(mask_BT, acted_BT, acted_BT[mask_BT].max() if mask_BT.any() else newest)
     found, index_BT = acted_BT.unique(return_inverse=True)
     needed: list[int] = found.tolist()
@@ -82,7 +75,7 @@ def _find_versions(
 
 
 def _scale(
-    raw: torch.Tensor | None,
+    raw: torch.Tensor,
     name: str,
     entries: list[Mapping[str, Any]],
     index_BT: torch.Tensor | None,
@@ -90,8 +83,6 @@ def _scale(
 ) -> torch.Tensor:
     """One leaf, with the statistics of each version and the index of each frame's version."""
     shown = name.replace("/", ".")
-    if raw is None:
-        raise PostprocError(f"the batch has no {shown}, which the statistics are of; pass a batch of the same job")
     mean_V = torch.tensor([entry["mean"] for entry in entries], dtype=torch.float64)
     shape = mean_V.shape[1:]
     if shape and raw.shape[-len(shape) :] != shape:

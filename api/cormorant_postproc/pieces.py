@@ -148,11 +148,17 @@ def signed(leaf: Tensor) -> Tensor:
     return leaf.view(_SIGNED.get(leaf.dtype, leaf.dtype))
 
 
-def flag(batch: TensorDictBase, key: Key) -> Tensor:
-    """A bool or id leaf as `[*, T]`, without a trailing dimension of 1. Raises PostprocError where it has none."""
-    value = batch.get(key, None)
+def leaf_of(batch: TensorDictBase, key: Key) -> Tensor:
+    """Raises PostprocError where the batch has no such leaf."""
+    value: Tensor | None = batch.get(key, None)
     if value is None:
         raise PostprocError(f"the batch has no {_name(key)}; it has {sorted(map(_name, batch.keys(True, True)))}")
+    return value
+
+
+def flag(batch: TensorDictBase, key: Key) -> Tensor:
+    """A bool or id leaf as `[*, T]`, without a trailing dimension of 1. Raises PostprocError where it has none."""
+    value = leaf_of(batch, key)
     if tuple(value.shape) == (*batch.batch_size, 1):
         value = value.squeeze(-1)
     if tuple(value.shape) != tuple(batch.batch_size):
@@ -160,8 +166,7 @@ def flag(batch: TensorDictBase, key: Key) -> Tensor:
             f"{_name(key)} has shape {list(value.shape)} and the batch {list(batch.batch_size)}; "
             "expected one value per frame, with or without a trailing dimension of 1"
         )
-    found: Tensor = value
-    return found
+    return value
 
 
 def valid_frames(batch: TensorDictBase) -> Tensor | None:

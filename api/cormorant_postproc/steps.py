@@ -20,6 +20,7 @@ from cormorant_postproc.pieces import (
     first_step,
     flag,
     last_step,
+    leaf_of,
     split_trajectories,
     under,
     valid_frames,
@@ -77,11 +78,8 @@ class RewardClip:
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Take a batch of any shape. Raises PostprocError where it has no `("next", "reward")`."""
-        reward = batch.get(_REWARD, None)
-        if reward is None:
-            raise PostprocError("the batch has no next.reward; there is nothing to clip")
         result: TensorDict = batch.copy()
-        result[_REWARD] = reward.clamp(self.low, self.high)
+        result[_REWARD] = leaf_of(batch, _REWARD).clamp(self.low, self.high)
         return result
 
 
@@ -198,13 +196,7 @@ class MultiStep:
         ahead = (last - step).clamp_max(self.n_steps - 1)
         if valid is not None:
             ahead = torch.where(valid, ahead, 0)
-        reward = batch.get(_REWARD, None)
-        if reward is None or tuple(reward.shape[: done.ndim]) != tuple(done.shape):
-            found = "is missing" if reward is None else f"has shape {list(reward.shape)}"
-            raise PostprocError(
-                f"next.reward {found}; expected one reward per frame, {list(done.shape)} or with further dimensions"
-            )
-
+        reward = leaf_of(batch, _REWARD)
         result: TensorDict = batch.copy()
         following = batch["next"].exclude("reward")
         moved = following.apply(lambda leaf: at_steps(leaf, step + ahead))
@@ -326,10 +318,7 @@ class FrameStack:
         result["next"] = batch["next"].copy()
         tails = []
         for place, key in enumerate(self.keys):
-            observation, following = batch.get(key, None), batch.get(under("next", key), None)
-            if observation is None or following is None:
-                missing = key if observation is None else under("next", key)
-                raise PostprocError(f"the batch has no {missing}; name leaves that it also has under `next`")
+            observation, following = leaf_of(batch, key), leaf_of(batch, under("next", key))
             fronts = [
                 row[:1].expand(past, *row.shape[1:]) if kept is None else kept[1][place]
                 for row, kept in zip(observation, before, strict=True)
