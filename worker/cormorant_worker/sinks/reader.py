@@ -164,22 +164,26 @@ class Dataset:
         infos = [leaf for leaf in self._schema.info if leaf.shape == ()]
         schema = FrameSchema(observation=(), action=(), info=tuple(infos), tasks=self._schema.tasks)
         rows = [
-            (
-                *(frames.part, int(frames.env[0]), int(frames.traj_id[0]), int(frames.step[0]), len(frames)),
-                frames.reward.sum(dtype=np.float64),
-                *(bool(frames.terminated[-1]), bool(frames.truncated[-1])),
-                *(int(frames.policy_version.min()), int(frames.policy_version.max())),
-                *(values[-1].item() for values in frames.tasks + frames.info),
-            )
+            {
+                "part": frames.part,
+                "env": int(frames.env[0]),
+                "traj_id": int(frames.traj_id[0]),
+                "first_step": int(frames.step[0]),
+                "length": len(frames),
+                "return": frames.reward.sum(dtype=np.float64),
+                "terminated": bool(frames.terminated[-1]),
+                "truncated": bool(frames.truncated[-1]),
+                "min_policy_version": int(frames.policy_version.min()),
+                "max_policy_version": int(frames.policy_version.max()),
+                **{column_name(leaf): values[-1].item() for leaf, values in schema.arrays_of(frames)},
+            }
             for frames in self._stored.iter_trajectories(parts=self._parts, schema=schema)
         ]
-        plain = {"part": pa.string(), "env": pa.int32(), "traj_id": pa.int64(), "first_step": pa.int64()}
-        plain |= {"length": pa.int64(), "return": pa.float64(), "terminated": pa.bool_(), "truncated": pa.bool_()}
-        plain |= dict.fromkeys(("min_policy_version", "max_policy_version"), pa.int64())
-        fields = [*plain.items(), *((column_name(leaf), leaf.dtype.name) for leaf in (*schema.tasks, *infos))]
-        columns = list(zip(*rows, strict=True)) or [()] * len(fields)
-        named = zip(fields, columns, strict=True)
-        return pa.table({name: pa.array(values, type=kind) for (name, kind), values in named})
+        kinds = {"part": pa.string(), "env": pa.int32(), "traj_id": pa.int64(), "first_step": pa.int64()}
+        kinds |= {"length": pa.int64(), "return": pa.float64(), "terminated": pa.bool_(), "truncated": pa.bool_()}
+        kinds |= dict.fromkeys(("min_policy_version", "max_policy_version"), pa.int64())
+        kinds |= {column_name(leaf): pa.from_numpy_dtype(leaf.dtype) for leaf in (*schema.tasks, *schema.info)}
+        return pa.Table.from_pylist(rows, pa.schema(kinds))
 
     def to_arrow(self, columns: Sequence[str] | None = None) -> "pa.Table":
         """All frames as a pyarrow.Table, for pandas, polars, DuckDB: `dataset.to_arrow(["reward"]).to_pandas()`.
@@ -206,11 +210,7 @@ class Dataset:
                     batches += [reader.get_batch(number).select(chosen) for number in range(reader.num_record_batches)]
         table = pa.Table.from_batches(batches, pa.schema([arrow.field(name) for name in chosen]))
         plain = [field.with_type(getattr(field.type, "storage_type", field.type)) for field in table.schema]
-        columns = [
-            pa.chunked_array([getattr(chunk, "storage", chunk) for chunk in column.chunks], type=field.type)
-            for column, field in zip(table.columns, plain, strict=True)
-        ]
-        return pa.table(columns, schema=pa.schema(plain))
+        return table.cast(pa.schema(plain))
 
     def to_torch(
         self,
@@ -323,8 +323,6 @@ def read_dataset(uri: str | os.PathLike[str]) -> Dataset:
     Raises:
         DatasetError: there is no dataset, or it cannot be read.
     """
-    if not uri or not isinstance(uri, str | os.PathLike):
-        raise DatasetError(f"uri is {uri!r}; pass a folder or a URI, for example s3://bucket/pong")
     return Dataset(existing_dataset(os.fspath(uri)))
 
 
