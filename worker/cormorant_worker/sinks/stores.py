@@ -170,44 +170,33 @@ class LocalStore(_EndedParts):
         return file
 
 
-class LocalShardFile:
+class LocalShardFile(io.BufferedRandom):
     """A shard that is being written, an `.open` file: open() -> write()* -> publish() or discard()."""
 
     def __init__(self, path: Path) -> None:
-        self.size_bytes = 0
-        self._path = path
-        self._draft = path.with_name(path.name + ".open")
+        self._path, self._draft = path, path.with_name(path.name + ".open")
         # Gathers small buffers, of which a batch has dozens; big ones are written through.
-        self._file = io.BufferedRandom(io.FileIO(self._draft, "x+"), _GATHER)
+        super().__init__(io.FileIO(self._draft, "x+"), _GATHER)
 
     @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def write(self, data: Any) -> int:
-        """Append any contiguous buffer; returns its bytes."""
-        size = self._file.write(data)
-        self.size_bytes += size
-        return size
-
-    def flush(self) -> None:
-        """Has no effect, as pyarrow may call it; `publish` writes the buffered bytes."""
+    def size_bytes(self) -> int:
+        return self.tell()
 
     def publish(self) -> str:
         """Make the shard durable under its name: fsync, rename, fsync of the folder. Returns its SHA-256 in hex."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.seek(0)
-        digest = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self.flush()
+        os.fsync(self.fileno())
+        self.seek(0)
+        digest = hashlib.file_digest(self, "sha256").hexdigest()
         self._draft.rename(self._path)
         sync_path(self._path.parent)
-        self._file.close()
+        self.close()
         return digest
 
     def discard(self) -> None:
         """Close, and remove the `.open` file if it was not published. May be called twice."""
         with suppress(OSError):
-            self._file.close()  # tries again to write what the disk did not take
+            self.close()  # tries again to write what the disk did not take
         self._draft.unlink(missing_ok=True)
 
 
