@@ -66,9 +66,7 @@ class DatasetRoot:
         """Number of frames in a part's manifest; 0 for a part that was never written. `is_over`: its worker has closed
         it. A lost one may live on a node that is cut off: what it adds from now on does not count.
         """
-        if self._dataset is None:
-            return 0
-        return self._dataset.part(part).frames if is_over else self._dataset.durable_frames(part)
+        return 0 if self._dataset is None else self._dataset.part(part, has_ended=not is_over).frames
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
         """Begin the dataset, or continue with one that fits. Raises DatasetError, such as DatasetMismatch."""

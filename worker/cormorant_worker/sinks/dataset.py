@@ -97,18 +97,12 @@ class StoredDataset:
         DatasetMismatch where the layout's leaves differ from the dataset's, DatasetError where the part exists or
         cannot be written.
         """
-        schema = FrameSchema.of(layout)
-        if schema != self.description.schema:
-            _refuse(self.uri, self.description.differences(replace(self.description, schema=schema)))
+        ours = replace(self.description, schema=FrameSchema.of(layout))
+        _refuse(self.uri, self.description.differences(ours))
         return ShardWriter(self.store, part, layout, shard_bytes=shard_bytes, seal_after_s=seal_after_s)
 
-    def durable_frames(self, name: str) -> int:
-        """Number of frames of one part whose writer has ended or is lost, by its manifest; it adds no more to them.
-        Raises the errors of `parts`.
-        """
-        return self.part(name, has_ended=True).frames
-
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
+        """One part by its manifest. `has_ended`: its writer has ended or is lost, and adds no more to it."""
         with _explained(f"{self.uri}/{name}"):
             lines = self.store.end_part(name) if has_ended else self.store.lines(name)
         records = []
