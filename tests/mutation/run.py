@@ -57,7 +57,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
     ("api/cormorant_postproc", "tests/unit/postproc"): [
         ("steps.py", "clamp_max(self.n_steps - 1)", "clamp_max(self.n_steps)", "test_postproc.py"),
         ("steps.py", "may if valid is None else may & valid", "may", "test_postproc.py"),
-        ("steps.py", " & (lengths > 0)", "", "test_postproc.py"),
+        ("steps.py", " if length else None", "", "test_postproc.py"),
     ],
     ("worker/cormorant_worker", "tests/unit/worker"): [
         ("fleet/scheduler.py", " - _ROUNDING)", ")", "test_scheduler.py"),
@@ -74,7 +74,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("normalize.py", "self.count < 2 else np.sqrt", "self.count < 1 else np.sqrt", "test_normalize.py"),
         ("envs/restarts.py", "not in self._used:", "is not None:", "envs"),
         ("envs/restarts.py", "1 if crash.steps else self._barren[row] + 1", "1", "envs"),
-        ("sinks/verify.py", "if digest != record.sha256:", "if False:", "sinks/test_shards.py"),
+        ("sinks/verify.py", "if found != noted:", "if False:", "sinks/test_shards.py"),
         ("sinks/verify.py", "if counted != noted:", "if False:", "sinks/test_shards.py"),
         ("sinks/shards.py", "min(shard.min_version, ", "max(shard.min_version, ", "sinks/test_shards.py"),
         ("collect/trajectories.py", "max(self.next_id, base)", "base", "test_slots.py"),

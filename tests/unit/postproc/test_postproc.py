@@ -14,7 +14,6 @@ from tensordict import TensorDict
 from cormorant_postproc import (
     FrameStack,
     MultiStep,
-    Pipeline,
     PostprocError,
     RewardClip,
     frames_of,
@@ -400,18 +399,6 @@ def test_rewards_are_clipped_and_nothing_else(found: list[Row], low: int, high: 
     assert (result.exclude(rest) == before.exclude(rest)).all()
     with pytest.raises(PostprocError, match="low 2 is above high 1"):
         RewardClip(2, 1)
-
-
-@given(found=rows(), n=st.integers(1, 5))
-@settings(max_examples=30)
-def test_targets_before_or_after_the_split_are_the_same(found: list[Row], n: int) -> None:
-    steps = MultiStep(0.9, n)
-    first = Pipeline([steps, split_trajectories])(to_batch(found))
-    last = Pipeline([split_trajectories, steps])(to_batch(found))
-    mask = first["collector", "mask"]
-    for key in (("next", "reward"), ("next", "observation"), ("next", "done"), "steps_to_next_obs", "nonterminal"):
-        torch.testing.assert_close(first[key][mask], last[key][mask])
-    assert (Pipeline([])(first) == first).all()
 
 
 def test_bfloat16_keeps_every_bit_and_the_batch_as_it_is() -> None:

@@ -170,7 +170,7 @@ def test_hugging_face_datasets_reads_every_value(make_dice, stored, tmp_path, ca
 
 
 @pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "many files"])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [*CASES, ONE_NUMBER], ids=str)
 def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch, case, file_bytes):
     """By the published layout of v3.0; `test_lerobot_itself_reads_every_value` asks LeRobot."""
     monkeypatch.setattr(export_lerobot, "_FILE_BYTES", file_bytes)
@@ -197,7 +197,10 @@ def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch
             assert rows[names.get(name, name)].to_pylist() == values.tolist()
             assert info["features"][names.get(name, name)]["shape"] == list(leaf.shape or (1,))
         for leaf, values in zip(dice.layout.action, frames.action, strict=True):
-            assert rows[".".join(leaf.key)].to_pylist() == values.tolist()
+            # LeRobot reads the shape [1] as a value, and refuses lists of one.
+            stored_as = values[:, 0] if leaf.shape == (1,) else values
+            assert rows[".".join(leaf.key)].to_pylist() == stored_as.tolist()
+            assert info["features"][".".join(leaf.key)]["shape"] == list(leaf.shape or (1,))
     every = np.concatenate([frames.reward for frames in trajectories]).astype(np.float64)
     told = json.loads((done.path / "meta" / "stats.json").read_text())["next.reward"]
     assert [told[name][0] for name in ("min", "max", "mean", "std")] == pytest.approx(
@@ -246,26 +249,11 @@ def test_lerobot_itself_reads_every_value(make_dice, stored, tmp_path, case):
     np.testing.assert_array_equal(read["traj_id"], np.concatenate([s.traj_id for s in trajectories]))
 
 
-def test_lerobot_has_one_number_as_a_number(make_dice, stored, tmp_path):
-    """LeRobot reads the shape [1] as a value, and refuses lists of one."""
-    dataset = stored(make_dice(**ONE_NUMBER))
-    done = export(dataset.uri, tmp_path / "out", to="lerobot")
-    actions = pq.read_table(done.path / "data")["action"].to_pylist()
-    assert actions == [value for s in dataset.iter_trajectories() for value in s.action[0][:, 0].tolist()]
-    assert json.loads((done.path / "meta" / "info.json").read_text())["features"]["action"]["shape"] == [1]
-
-
 def test_lerobot_loses_no_output_to_a_feature_of_its_own(make_dice, stored, tmp_path):
     dice = make_dice()
     dice.layout = replace(dice.layout, outputs=(replace(dice.layout.outputs[0], key=("index",)),))
     with pytest.raises(DatasetError, match="the policy's output index has the name of a feature of LeRobot's own"):
         export(stored(dice, shards=1).uri, tmp_path / "out", to="lerobot")
-
-
-def test_a_dataset_without_frames_is_not_exported(make_dice, stored, tmp_path):
-    with pytest.raises(DatasetError, match="dataset has no frames to export"):
-        export(stored(make_dice(), shards=0).uri, tmp_path / "out", to="huggingface")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("to", ["minari", "parquet", "lerobot", "huggingface"])
@@ -279,12 +267,13 @@ def test_an_export_says_that_the_disk_is_full(make_dice, stored, tmp_path, to):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_an_export_overwrites_nothing(make_dice, stored, tmp_path):
-    dataset = stored(make_dice())
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "mine").touch()
-    with pytest.raises(DatasetError, match="out is not empty"):
-        export(dataset.uri, tmp_path / "out", to="parquet")
+def test_an_export_overwrites_nothing_and_needs_frames(make_dice, stored, tmp_path):
+    (tmp_path / "mine").touch()
+    with pytest.raises(DatasetError, match="is not empty; export into a new folder"):
+        export(stored(make_dice()).uri, tmp_path, to="parquet")
+    with pytest.raises(DatasetError, match="empty has no frames to export"):
+        export(stored(make_dice(), uri=tmp_path / "empty", shards=0).uri, tmp_path / "out", to="huggingface")
+    assert not (tmp_path / "out").exists()
 
 
 def by_id(dataset):
