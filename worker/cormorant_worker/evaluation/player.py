@@ -311,7 +311,7 @@ def build_envs(
 
 
 @dataclass(frozen=True)
-class _Wrapped:
+class _Wrapped(EnvSource):
     source: EnvSource
     wrap: Callable[[OneEnv, int], OneEnv]
     """Gets an environment and its row. It is pickled where environments are subprocesses."""
@@ -319,9 +319,6 @@ class _Wrapped:
     @property
     def name(self) -> str:
         return self.source.name
-
-    def called(self, row: int) -> str:
-        return self.source.called(row)
 
     def build(self, row: int) -> OneEnv:
         return self.wrap(self.source.build(row), row)
@@ -339,27 +336,25 @@ class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Writes a picture of each observation into an MP4 file, until the first episode has ended."""
+    """Writes a picture of each observation of one episode into an MP4 file."""
 
     def __init__(self, env: OneEnv, row: int, *, film: Path) -> None:
         super().__init__(env)
-        self._film, self._has_ended = film, False
+        self._film = film
         self._writer: Any = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         found = self.env.reset(seed=seed, options=options)
-        self._show()
+        if self._writer is None:  # later ones follow the end of the episode
+            self._show()
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         found = self.env.step(action)
         self._show()
-        self._has_ended = self._has_ended or bool(found[2] or found[3])
         return found
 
     def _show(self) -> None:
-        if self._has_ended:
-            return
         picture = np.asarray(self.env.render())
         if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
             raise EnvError(
