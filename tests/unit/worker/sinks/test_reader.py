@@ -1,6 +1,5 @@
 import errno
 import os
-import pickle
 from contextlib import suppress
 from pathlib import Path
 
@@ -62,23 +61,15 @@ def test_frames_give_each_frame_once(case, batch_size, shuffle):
         dice.assert_trajectory(read[read["collector", "traj_ids"] == traj_id])
 
 
-def test_a_seed_gives_an_order(dataset):
-    orders = [torch.cat(list(dataset.frames(shuffle=True, seed=seed)))["observation"] for seed in (-1, -1, 1)]
-    assert (orders[0] == orders[1]).all()
-    assert (orders[0] != orders[2]).any()
-
-
-def test_little_memory_mixes_frames_too(dataset, monkeypatch):
+def test_a_seed_gives_an_order_within_little_memory(dataset, monkeypatch):
     monkeypatch.setattr(readers, "_MIXED_BYTES", 1)
-    found = places(torch.cat(list(dataset.frames(shuffle=True, batch_size=10))))
     kept = places(torch.cat(list(dataset.frames())))
-    assert sorted(found) == sorted(kept)
-    assert found != kept
-
-
-def test_a_shuffle_weighs_columns_that_are_no_leaves(dataset, monkeypatch):
+    orders = [places(torch.cat(list(dataset.frames(shuffle=True, batch_size=10, seed=seed)))) for seed in (-1, -1, 1)]
+    assert orders[0] == orders[1] != orders[2]
+    assert sorted(orders[0]) == sorted(orders[2]) == sorted(kept)
+    assert kept not in orders
     monkeypatch.setattr(readers, "_MIXED_BYTES", 80)
-    assert max(map(len, dataset.frames(columns=[("next", "reward")], shuffle=True))) <= 10
+    assert max(map(len, dataset.frames(columns=[("next", "reward")], shuffle=True))) <= 10, "no leaf, and not free"
 
 
 def test_columns_choose_all_below_them(case):
@@ -209,7 +200,7 @@ def test_info_says_what_the_dataset_is_of(make_dice, stored):
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("world_size", [1, 3, 7])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_ranks_share_every_frame(dataset, world_size, drop_last, shuffle):
     def share(rank, epoch):
@@ -243,22 +234,14 @@ def test_a_share_that_does_not_exist_is_a_sentence(dataset, arguments, words):
         dataset.to_torch(**arguments)
 
 
-def test_a_rank_without_frames_gets_no_batch(dataset):
-    assert list(dataset.to_torch(rank=13, world_size=1000)) == []
-
-
 def test_the_environment_tells_the_rank(dataset, monkeypatch):
+    assert list(dataset.to_torch(rank=13, world_size=1000)) == []
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "3")
     assert sum(map(len, dataset.to_torch())) == 40
     monkeypatch.delenv("RANK")
     with pytest.raises(KeyError, match="RANK"):
         dataset.to_torch()  # every process would be the first one
-
-
-def test_another_process_may_have_it(dataset):
-    read = pickle.loads(pickle.dumps(dataset))
-    assert places(torch.cat(list(read.frames()))) == places(torch.cat(list(dataset.frames())))
 
 
 def test_no_dataset_is_a_sentence(tmp_path):
