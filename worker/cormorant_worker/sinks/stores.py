@@ -236,24 +236,25 @@ class ObjectStore(_EndedParts):
             self.put(name, data, mode="create" if is_first else "overwrite")
 
     def files(self, folder: str = "") -> list[str]:
-        return self._list("file", folder)
+        return [name for name, kind in self._list(folder) if kind == "file"]
 
     def parts(self) -> list[str]:
         """Names of the prefixes at the root, sorted. Objects below them are not listed."""
-        return self._list("directory")
+        return [name for name, kind in self._list("") if kind == "directory"]
 
-    def _list(self, kind: str, folder: str = "") -> list[str]:
+    def _list(self, folder: str) -> list[tuple[str, str]]:
+        """Names in a folder, and whether each is a file or a directory, sorted."""
         path = f"{self._root}/{folder}".rstrip("/")
         try:
             found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(path, detail=True))
         except FileNotFoundError:
             return []
-        return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
+        return sorted((entry["name"].rstrip("/").rsplit("/", 1)[-1], entry["type"]) for entry in found)
 
     def create_part(self, part: str) -> None:
         """Put an object that claims the part, since objects need no folder: other jobs at the same URI see it."""
         owner, ours = f"{part}/{_LINES_FOLDER}/{_OWNER}", uuid.uuid4().hex.encode()
-        if not self._find(part):
+        if not self._list(part):
             self.write_root(owner, ours, is_first=True)
             if self.read_root(owner) == ours:
                 return
@@ -276,7 +277,7 @@ class ObjectStore(_EndedParts):
         """Of each `_LINES` objects the last one has all their lines."""
         found: list[str] = []
         manifest = f"{part}/{_LINES_FOLDER}"
-        names = [name for name in self._find(manifest) if name != _OWNER]
+        names = [name for name in self.files(manifest) if name != _OWNER]
         for first in range(0, len(names), _LINES):
             data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
             found += [] if data is None else data.decode("utf-8", "replace").splitlines()
@@ -308,14 +309,6 @@ class ObjectStore(_EndedParts):
                 raise FileExistsError(path) from None
 
         self._ask(put)
-
-    def _find(self, folder: str) -> list[str]:
-        """Names below a folder, sorted."""
-        prefix = f"{self._root}/{folder}"
-        found: list[str] = self._ask(lambda: self._fs.find(prefix))
-        # Paths begin with a slash or not, whatever the root does: `s3:///bucket/a` has one, and s3fs finds `bucket/a`.
-        above = f"{prefix}/".lstrip("/")
-        return sorted(path.lstrip("/").removeprefix(above) for path in found)
 
     def _ask(self, request: Callable[[], T]) -> T:
         """Repeat a request while the store restarts; the first one not: the URI or the credentials may be wrong."""
