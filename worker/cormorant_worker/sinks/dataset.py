@@ -66,7 +66,7 @@ class StoredDataset:
         return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
 
     def runs(self) -> tuple[int, ...]:
-        """Epochs of the runs that wrote here, in order; runs of older versions without epochs are missing."""
+        """Epochs of the runs that wrote here, in order."""
         with _explained(self.uri):
             names = self.store.files()
         return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))

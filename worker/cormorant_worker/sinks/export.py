@@ -232,20 +232,18 @@ def _write_parquet(dataset: StoredDataset, target: Path, *, is_nested: bool = Fa
 
 
 def _parquet_schema(dataset: StoredDataset, *, is_nested: bool) -> Any:
-    fields = []
     schema = dataset.description.schema
-    leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}
-    for field in schema.arrow({}):
-        leaf = leaves.get(field.name.removeprefix(NEXT))
-        if leaf is None:
-            fields.append(field)
-            continue
-        is_next = field.name.startswith(NEXT) and field.name not in leaves
-        shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
+
+    def field(name: str, leaf: Leaf, *, nullable: bool) -> Any:
         kind = pa.from_numpy_dtype(leaf.dtype)
         for _ in leaf.shape if is_nested else leaf.shape[:1]:
             kind = pa.list_(pa.field("element", kind, nullable=False))
-        fields.append(pa.field(field.name, kind, nullable=is_next, metadata=shape))
+        shape = {"cormorant.shape": str(list(leaf.shape)), "cormorant.dtype": leaf.dtype.name}
+        return pa.field(name, kind, nullable=nullable, metadata=shape)
+
+    fields = [field(column_name(leaf), leaf, nullable=False) for _, leaves in schema.kinds for leaf in leaves]
+    fields += [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in schema.plain]
+    fields += [field(NEXT + column_name(leaf), leaf, nullable=True) for leaf in schema.carried]
     return pa.schema(fields, metadata={"cormorant.dataset": dataset.description.to_bytes()})
 
 
