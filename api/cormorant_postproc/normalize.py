@@ -38,12 +38,11 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
         PostprocError: a version in the batch has no statistics, or they belong to other observations.
     """
     given: dict[Any, Any] = dict(statistics or {})
-    is_single = any(isinstance(name, str) for name in given)
-    by_version: dict[int, Any] = {0: statistics} if is_single else given
-    if not by_version:
+    if not given:
         raise PostprocError("no statistics were given; pass fleet.statistics of a job with collection.normalize")
     result: TensorDict = batch.copy()
-    index_BT, documents = _find_versions(batch, by_version, is_single=is_single)
+    is_single = any(isinstance(name, str) for name in given)
+    index_BT, documents = (None, [given]) if is_single else _find_versions(batch, given)
     mask_BT = valid_frames(batch)
     for name in documents[0]:
         entries, key = [document[name] for document in documents], tuple(name.split("/"))
@@ -54,11 +53,9 @@ def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Docum
 
 
 def _find_versions(
-    batch: TensorDictBase, by_version: Mapping[int, Any], *, is_single: bool
+    batch: TensorDictBase, by_version: Mapping[int, Document]
 ) -> tuple[torch.Tensor | None, list[Document]]:
     """The statistics that are needed, and for each frame which of them; None: all frames have the only ones."""
-    if is_single:
-        return None, list(by_version.values())
     versions_BT = flag(batch, ("collector", "policy_version"))
     newest = max(by_version)
     acted_BT = torch.where(versions_BT < 0, newest, versions_BT)
