@@ -53,7 +53,6 @@ VALID: dict[str, Document] = {
     "null-inside-kwargs": manifest(env__envpool__kwargs={"noop_max": None, "deep": {"x": [None, 1.5]}}),
     "largest-count": manifest(collection__totalFrames=2**53 - 1),
     "preemptive": manifest(collection__mode="sync", collection__preemptiveThreshold=0.75),
-    "preempt-nobody-async": manifest(collection__preemptiveThreshold=1),
     "players": manifest(env__envpool__groups="perAgent"),
     "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
     "variants": manifest(env__variants=[{"name": "easy"}, {"name": "hard", "weight": 3, "kwargs": {"a": None}}]),
@@ -63,7 +62,6 @@ VALID: dict[str, Document] = {
         wrappers=[{"entrypoint": "gymnasium.wrappers:ResizeObservation", "kwargs": {"shape": [84, 84]}}]
     ),
     "vector": _vector(id="ale_py:ALE/Pong-v5", kwargs={"repeat_action_probability": 0.25}),
-    "vector-factory": _vector(entrypoint="my_pkg.envs:make_vector"),
     "openenv": _openenv(url="http://127.0.0.1:8000", fields={"action": [{"name": "move", "values": ["UP", "DOWN"]}]}),
     "openenv-image": _openenv(image="grid-world:1", fields={"observation": [{"name": "board", "shape": [6, 7]}]}),
     "agents": _agents(id="mpe2/simple_spread_v3", kwargs={"N": 3}, groups="all", episodeEnds="any", teamReward="mean"),
@@ -75,7 +73,6 @@ VALID: dict[str, Document] = {
     ),
     "agents-mapped": _agents(entrypoint="my_pkg.envs:make", groupMap={"red": ["a", "b"], "blue": ["c"]}),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
-    "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
     "episodes-by-seed": manifest(collection__episodes={"seeds": [3, 0, 2**31 - 1]}, output=_RESULTS),
     "episodes-by-options": manifest(
         env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8}},

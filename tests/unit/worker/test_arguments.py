@@ -62,7 +62,9 @@ def test_job_says_what_a_manifest_would() -> None:
     collection = Scripted(env=make_cartpole, on_policy=True).job().spec.collection
     assert (collection.mode, collection.weights.max_staleness) == ("sync", 0)
     collection = Scripted(env=make_cartpole).job().spec.collection
-    assert (collection.mode, collection.weights.max_staleness) == ("async", None)
+    assert (collection.mode, collection.weights.max_staleness, collection.frames_per_batch) == ("async", None, 512)
+    job = Scripted(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}}).job()
+    assert (job.spec.env.num_envs, job.spec.collection.frames_per_batch) == (3, 192)
 
 
 @pytest.mark.parametrize(
@@ -111,12 +113,6 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
-
-
-def test_batches_without_a_size_have_64_steps_of_a_mappings_envs() -> None:
-    job = Scripted(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}}).job()
-    assert (job.spec.env.num_envs, job.spec.collection.frames_per_batch) == (3, 192)
-    assert Scripted(env="CartPole-v1").job().spec.collection.frames_per_batch == 512
 
 
 def test_collector_plays_a_class_with_a_factory_of_its_spaces() -> None:
