@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from websockets.sync.server import Server, ServerConnection, serve
 
 import cormorant
 from cormorant_cli.__main__ import run
-from cormorant_cli.cluster import Cluster, Raw
+from cormorant_cli.cluster import Raw
 from cormorant_cli.connection import head_pod
 from cormorant_cli.errors import NotReady
 from cormorant_cli.printing import told_when_slow
@@ -86,14 +87,8 @@ def test_every_command_takes_a_job_or_a_url(
     assert "no kubeconfig found that names a cluster" in capsys.readouterr().err
 
 
-class NoPods:
-    """A cluster in which a job's pods are gone."""
-
-    def objects(self, *_: object, **__: object) -> list[Raw]:
-        return []
-
-    def options_of(self, job: Raw) -> str:
-        return ""
+NO_PODS: Any = SimpleNamespace(objects=lambda *_, **__: [], options_of=lambda _job: "")
+"""A cluster in which a job's pods are gone."""
 
 
 @pytest.mark.parametrize(
@@ -107,7 +102,7 @@ class NoPods:
 def test_job_without_a_head_is_not_said_to_run(status: Raw, sentence: str) -> None:
     job = {"metadata": {"name": "score", "namespace": "rl", "uid": "1"}, "spec": {}, "status": status}
     with pytest.raises(NotReady) as error:
-        head_pod(cast(Cluster, NoPods()), job)
+        head_pod(NO_PODS, job)
     assert str(error.value) == f"rl/score {sentence}"
 
 

@@ -78,22 +78,18 @@ def test_rate_looks_at_the_last_seconds_only() -> None:
     assert rate.observe(20, 1000) == 0
 
 
-def test_fewer_workers_than_in_the_manifest_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    PlainDisplay().begin(replace(PLAN, replicas=40))
-    assert "; 2 of the manifest's 40 workers, one per core (--workers 40 starts all) into" in capsys.readouterr().out
-
-
 def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
-    display.begin(PLAN)
+    display.begin(replace(PLAN, replicas=40))
     show(display)
     recent = PLAYED["recent"] | {("success", ""): (0.625,), ("lives", ""): (math.nan,)}
     show(display, **PLAYED | {"recent": recent}, dropped={"crash": 1200, "stale": 7}, restarts=1)
     dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
+    fewer = "2 of the manifest's 40 workers, one per core (--workers 40 starts all)"
     played = "5 episodes, return 1.50, length 20.0, success 0.625"
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
     assert capsys.readouterr().out.splitlines() == [
-        "pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; 2 workers into data/pong",
+        f"pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; {fewer} into data/pong",
         "starting 2 workers: importing PyTorch and the environments takes 5 to 30 s ...",
         f"{amount}, 0 episodes, policy version 3, {workers}",
         f"{amount}, {played}, policy version 3, {dropped}, {workers}, 1 restarted",

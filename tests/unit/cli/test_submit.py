@@ -72,7 +72,6 @@ def test_every_manifest_is_sent_as_it_was_written(manifest: Any) -> None:
         (MANIFEST.replace("name: pong,", "name: pong, namespace: a,"), ["-n", "b"], 'puts pong in namespace "a"'),
         (MANIFEST + HERE, ["--code", "code"], "spec.code of pong names other code than --code"),
         (MANIFEST + "---" + MANIFEST, ["--code", "code"], "--code works with one job"),
-        (MANIFEST, ["--code", "none"], "--code none: no such folder"),
     ],
 )
 def test_bad_submissions_end_with_two_before_a_cluster_is_asked(
