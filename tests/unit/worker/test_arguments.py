@@ -12,17 +12,6 @@ from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.actor import load_policy
 from cormorant_worker.scripted import Scripted
-from manifest_making import collector_job
-
-MANIFEST = collector_job(
-    "pole",
-    {
-        "env": {"gymnasium": {"id": "CartPole-v1"}},
-        "policy": {"random": {}},
-        "collection": {"framesPerBatch": 8},
-        "output": {"queue": {}},
-    },
-)
 
 
 @pytest.mark.parametrize(
