@@ -30,44 +30,26 @@ def test_blocked_or_starved_head_is_retried_and_not_counted(code: int, wait_s: i
     assert (world.condition("Ready"), world.job.status.reason) == ("True/EnoughWorkers", "")
 
 
-def test_worker_without_a_device_says_why_everywhere() -> None:
+@pytest.mark.parametrize(("replicas", "ready"), [(1, "False/WorkerFailed"), (2, "True/EnoughWorkers")])
+def test_blocked_worker_says_why_everywhere_and_ends_nothing(replicas: int, ready: str) -> None:
     words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
-    world = waiting(replicas=1, runPolicy={"maxRestartsPerSlot": 0})
+    policy = {"maxRestartsPerSlot": 0, "progressDeadlineSeconds": 0}
+    world = waiting(replicas=replicas, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy=policy)
     for attempt in range(3):
-        name = world.live()[0].name
+        name = world.live()[-1].name
         world.finish(name, exit_code=3, message=words)
-        plan = world.step()
-        assert [note.message for note in plan.events if note.reason == "PodFailed"] == [
-            f"{name}: Error, exit code 3: {words}"
-        ]
+        told = [note.message for note in world.step().events if note.reason == "PodFailed"]
+        assert told == [f"{name}: Error, exit code 3: {words}"]
         world.settle()
-        assert world.condition("Ready") == "False/WorkerFailed"
-        assert world.message("Ready") == f"0 of 1 workers are ready; {name} exited with code 3 (Error): {words}"
+        said = f"{replicas - 1} of {replicas} workers are ready; {name} exited with code 3 (Error): {words}"
+        assert (world.condition("Ready"), world.message("Ready")) == (ready, said)
         last = world.job.status.recent_failures[-1]
         assert (last.pod, last.exit_code, last.message) == (name, 3, words)
         assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
         world.wait(120)
-        assert (world.live()[0].attempt, world.live()[0].failures) == (attempt + 1, 0)
+        assert (world.live()[-1].attempt, world.live()[-1].failures) == (attempt + 1, 0)
         world.then.start_all()
-    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
-
-
-def test_blocked_worker_among_others_ends_nothing() -> None:
-    words = "the head at pong-head:6379 refuses this pod's token; delete the head's pod"
-    world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
-    for _ in range(3):
-        victim = world.live()[1].name
-        world.then.finish(victim, exit_code=3, message=words)
-        assert world.condition("Ready") == "True/EnoughWorkers"
-        assert world.message("Ready") == f"1 of 2 workers are ready; {victim} exited with code 3 (Error): {words}"
-        assert world.job.status.recent_failures[-1].message == words
-        world.tick(120)
-        world.run()
-        assert world.message("Ready") == "2 of 2 workers are ready"
-    assert (world.job.status.epoch, world.condition("Failed")) == (1, "")
-    world.vanish("pong-head-1")  # its successor has the new token, and so have the workers
-    world.run()
-    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
+    assert (world.condition("Failed"), world.message("Ready")) == ("", f"{replicas} of {replicas} workers are ready")
     assert (world.job.status.groups[0].restarts, world.job.status.head_restarts) == (0, 0)
 
 

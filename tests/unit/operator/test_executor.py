@@ -45,17 +45,6 @@ def test_unreadable_node_is_not_lost() -> None:
 # -- the token Secret: it may be created, and neither read nor deleted -------------------------------------------
 
 
-def test_new_jobs_secret_is_made_after_its_claim() -> None:
-    world = World()
-    world.do(orders.CreateTokens(claim=CLAIM))
-    name = CLAIM["metadata"]["name"]
-    claimed = ["TRY pong-tokens", f"GET {name}", f"APPLY {name}"]
-    assert world.api.requests == [*claimed, "POST pong-tokens", "POST pong-tokens"]
-    (owner,) = world.api.stored["Secret", "pong-tokens"]["metadata"]["ownerReferences"]
-    assert (owner["kind"], owner["uid"]) == ("ConfigMap", "uid-of-ConfigMap-pong-tokens")
-    assert (world.known.has_tokens, world.known.refusals) == (True, {})
-
-
 def test_pods_wait_for_the_secrets_name_and_a_stranger_is_a_conflict() -> None:
     world = World()
     world.api.put("Secret", "pong-tokens")
@@ -72,9 +61,14 @@ def test_pods_wait_for_the_secrets_name_and_a_stranger_is_a_conflict() -> None:
     assert "POST pong-tokens" not in world.api.requests
 
 
-def test_changed_secret_goes_with_its_owner_and_is_made_again() -> None:
+def test_secret_is_made_after_its_claim_and_goes_with_its_owner_if_changed() -> None:
     world = World()
     world.do(orders.CreateTokens(claim=CLAIM))
+    name = CLAIM["metadata"]["name"]
+    claimed = ["TRY pong-tokens", f"GET {name}", f"APPLY {name}"]
+    assert world.api.requests == [*claimed, "POST pong-tokens", "POST pong-tokens"]
+    (owner,) = world.api.stored["Secret", "pong-tokens"]["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("ConfigMap", "uid-of-ConfigMap-pong-tokens")
     # As by an operator that knows nothing of it, because the last one was killed right after the creation.
     world.do(orders.CreateTokens())
     assert (world.known.has_tokens, world.known.refusals, world.known.refused_since) == (True, {}, None)
@@ -189,14 +183,19 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not(code: int, conditio
     assert later.due is None or later.due > over, "no hot loop until the next whole second"
 
 
-def test_missing_cert_manager_is_named() -> None:
-    world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
+def test_missing_cert_manager_is_named_while_it_is_asked_for() -> None:
+    issued, given = ({"tls": tls} for tls in ({"certManager": {"issuerRef": {"name": "ca"}}}, {"secretName": "mine"}))
+    world = World(head=issued)
     # Of a kind that is not installed, every path is unknown.
     world.api.refused["APPLY pong-tls"] = 404
     world.settle()
     words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
     assert world.condition("Accepted") == "False/Forbidden"
     assert world.message("Accepted") == f"Certificate pong-tls: {words}"
+    world.apply(head=given)
+    assert world.condition("Accepted") == "True/Accepted"
+    world.apply(head=issued)
+    assert world.condition("Accepted") == "False/Forbidden"
     world.api.refused.clear()
     world.wait(600)
     assert ("Certificate", "pong-tls") in world.children
@@ -302,12 +301,6 @@ def test_unwatched_child_that_others_deleted_is_deleted_once() -> None:
 
 
 def test_refusal_of_what_the_manifest_no_longer_asks_for_is_no_trouble() -> None:
-    world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
-    world.api.refused["APPLY pong-tls"] = 404
-    world.settle()
-    assert world.condition("Accepted") == "False/Forbidden"
-    world.apply(head={"tls": {"secretName": "mine"}})
-    assert world.condition("Accepted") == "True/Accepted"
     groups = [{"name": "cpu"}, {"name": "gpu", "replicas": 1}]
     world = running(workerGroups=groups[:1])
     world.quota = len(world.pods)

@@ -88,26 +88,6 @@ def ends_after(world: World, seconds: int, *, kind: str = "Failed", reason: str 
     assert world.condition(kind) == f"True/{reason}"
 
 
-def without_its_head(**policy: object) -> World:
-    """It has collected; its head was evicted, and the next one's image cannot be pulled."""
-    world = running(runPolicy={"startupDeadlineSeconds": 900, **policy})
-    world.then.evict("pong-head-1")
-    world.then.block("pong-head-2", Obstacle.IMAGE_PULL, "image x: not found")
-    return world
-
-
-def test_every_new_head_has_the_whole_startup_deadline() -> None:
-    world = without_its_head()
-    world.wait(899)
-    assert (world.condition("Failed"), world.plan().due) == ("", world.now + timedelta(seconds=1))
-    world.then.vanish("pong-head-2")
-    world.then.block("pong-head-3", Obstacle.IMAGE_PULL, "image x: not found")
-    ends_after(world, 900)
-    assert world.message("Failed") == (
-        "the job did not become ready again within startupDeadlineSeconds (900): pong-head-3: image x: not found"
-    )
-
-
 def test_workers_that_never_restart_hit_the_startup_deadline() -> None:
     world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
     world.then.delete(world.live()[0].name)
@@ -159,19 +139,31 @@ def test_room_that_is_not_wanted_any_more_holds_no_deadline() -> None:
     ends_after(world, 900)
 
 
-def test_pause_and_suspension_hold_the_startup_deadline() -> None:
-    world = without_its_head()
+def test_startup_deadline_begins_anew_with_each_head_pause_and_suspension() -> None:
+    world = running(runPolicy={"startupDeadlineSeconds": 900})
+
+    def waits_for_an_image(seconds: int) -> None:
+        world.then.block(world.head.name, Obstacle.IMAGE_PULL, "image x: not found")
+        world.wait(seconds)
+        assert world.condition("Failed") == ""
+
+    world.then.evict("pong-head-1")
+    waits_for_an_image(899)
+    assert world.plan().due == world.now + timedelta(seconds=1)
+    world.then.vanish("pong-head-2")
+    waits_for_an_image(899)
     world.edit(paused=True)
-    world.wait(5000)
-    assert world.condition("Failed") == ""
+    waits_for_an_image(5000)
     world.apply(paused=False)
-    world.wait(899)
-    assert world.condition("Failed") == ""
+    waits_for_an_image(899)
     world.apply(suspend=True)
     world.wait(5000)
     world.apply(suspend=False)
-    world.then.place_all()
+    waits_for_an_image(0)
     ends_after(world, 900)
+    assert world.message("Failed") == (
+        "the job did not become ready again within startupDeadlineSeconds (900): pong-head-4: image x: not found"
+    )
 
 
 def test_dead_head_with_refused_template_hits_startup_deadline() -> None:
@@ -201,13 +193,6 @@ def test_namespace_that_is_terminating_is_left_quietly() -> None:
 # -- drift and silence -----------------------------------------------------------------------------------------
 
 
-def test_secret_that_pods_miss_is_made_again() -> None:
-    world = running()
-    world.then.delete(world.live()[0].name)
-    world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
-    assert of_kind(world.step().actions, CreateTokens) == [CreateTokens()]
-
-
 def test_secret_exists_before_its_head_and_is_made_once() -> None:
     world = running()
     (order,) = of_kind(world.done, CreateTokens)
@@ -218,6 +203,8 @@ def test_secret_exists_before_its_head_and_is_made_once() -> None:
     assert of_kind(world.done, CreateTokens)[-1] == CreateTokens()
     world.settle()
     assert of_kind(world.plan().actions, CreateTokens) == []
+    world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
+    assert of_kind(world.step().actions, CreateTokens) == [CreateTokens()], "pods miss it"
 
 
 def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
