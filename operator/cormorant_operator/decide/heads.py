@@ -17,7 +17,6 @@ continues with a new head.
 """
 
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 from typing import Any
 
 from cormorant_contract.children import HEAD
@@ -41,7 +40,7 @@ _PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "secur
 def plan_head(view: View, draft: Draft) -> None:
     """Keep one live head with the current template."""
     live, newest = view.live_head, view.newest_head
-    tidy_at = _tidy(view, draft)
+    _tidy(view, draft)
     if live is not None:
         draft.epoch, draft.is_head_coming = live.epoch, True
         if (
@@ -57,7 +56,6 @@ def plan_head(view: View, draft: Draft) -> None:
                 draft.actions.append(delete_pod(live, "its template changed"))
                 return
             draft.updating = "TryingImage"
-        draft.dues += [tidy_at] if tidy_at is not None else []
         return
     if not view.is_proven(view.job.templates.head) or not view.may_create:
         return
@@ -111,22 +109,22 @@ def _check_nodes(view: View, draft: Draft, pods: Iterable[Pod]) -> None:
             draft.dues.append(valid_until)
 
 
-def _tidy(view: View, draft: Draft) -> datetime | None:
+def _tidy(view: View, draft: Draft) -> None:
     """Delete earlier heads and unused canaries. Keeps the last ended head for its log until its successor has run for a
-    while, and returns that time.
+    while.
     """
     live, earlier = view.live_head, view.heads[:-1]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
     over = [pod for pod in earlier if pod.is_live] + ended[:-1]
     draft.actions += [delete_pod(pod, "a newer head took over") for pod in over]
-    until = None
     if ended and ended[-1].has_sidecar:
         # Its failure count is in the annotations of its successor.
         draft.actions.append(delete_pod(ended[-1], "it ended but its sidecar is still running"))
     elif ended and live is not None and live.ready_since is not None:
         until = view.after(live.ready_since, RESET_AFTER_S)
-        if view.now >= until:
-            until = None
+        if view.now < until:
+            draft.dues.append(until)
+        else:
             draft.actions.append(delete_pod(ended[-1], "its successor is healthy"))
     wanted = _canary_of(view) if live is not None and live.template != view.job.templates.head else None
     draft.actions += [
@@ -134,7 +132,6 @@ def _tidy(view: View, draft: Draft) -> datetime | None:
         for pod in view.canaries
         if pod is not wanted and not pod.is_terminating
     ]
-    return until
 
 
 # -- the canary ------------------------------------------------------------------------------------------------

@@ -116,12 +116,9 @@ def fit(view: View) -> tuple[Mapping[str, int], Mapping[str, tuple[int, ...]]]:
         return view.sizes, {}
     sizes, empty = dict(view.sizes), {}
     for group in view.groups:
-        size = top = view.sizes[group.name]
-        late = [
-            slot.index
-            for slot in view.slots[group.name]
-            if slot.index < size and slot.live is not None and is_late(view, slot.live)
-        ]
+        top = view.sizes[group.name]
+        live = ((slot.index, slot.live) for slot in view.wanted_slots(group.name))
+        late = [index for index, pod in live if pod is not None and is_late(view, pod)]
         while late and late[-1] == top - 1:
             top = late.pop()
         if top - len(late) >= view.fewest[group.name]:
@@ -150,4 +147,4 @@ def _is_missing(view: View, owner: str) -> bool:
         return any(manifest["kind"] == kind for manifest in asked)
     if owner not in view.sizes:
         return owner[0].isupper()  # a kind; else a group that was removed
-    return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])
+    return any(slot.live is None for slot in view.wanted_slots(owner))

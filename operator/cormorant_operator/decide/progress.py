@@ -195,11 +195,9 @@ def _is_awaiting_pod(view: View) -> bool:
     if head.draining_since is not None:
         return True
     return head.is_ready and any(
-        slot.live is None
-        and slot.index < view.sizes[group.name]
-        and not view.is_refused(view.job.templates.worker(group))
+        slot.live is None and not view.is_refused(view.job.templates.worker(group))
         for group in view.groups
-        for slot in view.slots[group.name]
+        for slot in view.wanted_slots(group.name)
     )
 
 
@@ -239,10 +237,9 @@ def find_outcome(view: View) -> Fact | None:
             return Fact("Failed", "True", "HeadRestartsExceeded", words)
     limit = policy.max_restarts_per_slot
     for group in view.groups:
-        for slot in view.slots[group.name]:
+        for slot in view.wanted_slots(group.name):
             newest, failures = slot.newest, slot.failures(view.job.templates.worker(group))
-            is_wanted = slot.index < view.sizes[group.name]
-            if is_wanted and newest is not None and newest.is_failure and failures > limit:
+            if newest is not None and newest.is_failure and failures > limit:
                 words = (
                     f"worker {group.name}-{slot.index} failed {failures} times in a row (maxRestartsPerSlot {limit})"
                 )

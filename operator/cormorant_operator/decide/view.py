@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
 from math import ceil
+from operator import attrgetter
 
 from cormorant_contract.spec import RunPolicy
 from cormorant_contract.workers import Autoscale, WorkerGroup
@@ -169,8 +170,8 @@ class View:
         waits = [next_attempt_at(head)] if head is not None and head.must_wait else []
         for group in self.groups:
             template = self.job.templates.worker(group)
-            wanted = (slot for slot in self.slots[group.name] if slot.index < self.sizes[group.name])
-            waits += (slot.waits_until(template) or self.now for slot in wanted if slot.live is None)
+            empty = (slot for slot in self.wanted_slots(group.name) if slot.live is None)
+            waits += (slot.waits_until(template) or self.now for slot in empty)
         return all(until <= self.now for until in waits)
 
     @cached_property
@@ -230,7 +231,7 @@ class View:
         return self.record.children
 
     @cached_property
-    def counted(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
+    def counted(self) -> Mapping[str, Sequence[WorkerBuild]]:
         """Builds whose healthy workers all lie within the size of their group, by group.
 
         All are live, scheduled and ready: their slots need nothing except rolling updates.
@@ -240,33 +241,26 @@ class View:
             is_own = build.group in found and build.base_image == self.base_image
             if is_own and max(pods) < self.sizes[build.group]:
                 found[build.group].append(build)
-        return {name: tuple(builds) for name, builds in found.items()}
+        return found
 
     @cached_property
     def examined(self) -> tuple[Pod, ...]:
         """All other pods: heads, canaries, and workers that need individual attention."""
         counted = {build for builds in self.counted.values() for build in builds}
-        healthy = (
-            pod
-            for build, pods in self.record.pod_index.healthy.items()
-            if build not in counted
-            for pod in pods.values()
-        )
-        return tuple(
-            sorted(
-                (*self.record.pod_index.others.values(), *healthy),
-                key=lambda pod: (pod.role, pod.group, pod.index, pod.attempt, pod.created, pod.name),
-            )
-        )
+        found = [*self.record.pod_index.others.values()]
+        for build, pods in self.record.pod_index.healthy.items():
+            found += pods.values() if build not in counted else ()
+        key = attrgetter("role", "group", "index", "attempt", "created", "name")
+        return tuple(sorted(found, key=key))
 
     @cached_property
-    def examined_workers(self) -> Mapping[str, tuple[Pod, ...]]:
+    def examined_workers(self) -> Mapping[str, Sequence[Pod]]:
         """Examined workers by group, including groups that were removed from the spec."""
         found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
         for pod in self.examined:
             if pod.role == "worker":
                 found.setdefault(pod.group, []).append(pod)
-        return {name: tuple(pods) for name, pods in found.items()}
+        return found
 
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
@@ -284,6 +278,10 @@ class View:
                 for index, pods in sorted(found.items())
             )
         return slots
+
+    def wanted_slots(self, group: str) -> list[Slot]:
+        """Slots of a group within its size."""
+        return [slot for slot in self.slots[group] if slot.index < self.sizes[group]]
 
     def num_counted(self, group: str) -> int:
         return sum(len(self.record.pod_index.healthy[build]) for build in self.counted[group])

@@ -20,12 +20,8 @@ def plan_workers(view: View, draft: Draft) -> None:
     live, image = view.live_head, view.job.spec.image
     # While the live head has another image than new workers would, workers are replaced with the head.
     is_of_another_image = live is not None and bool(image) and live.base_image != image
-    missing = sum(
-        slot.live is None or not slot.live.is_ready
-        for name, found in view.slots.items()
-        for slot in found
-        if slot.index < view.sizes[name]
-    )
+    slots = [slot for group in view.groups for slot in view.wanted_slots(group.name)]
+    missing = sum(slot.live is None or not slot.live.is_ready for slot in slots)
     plan = _WorkerPlan(
         view,
         draft,
