@@ -7,7 +7,6 @@ Scripts import from here what they imported from `torchrl.collectors`, `torchrl.
 """
 
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -52,15 +51,17 @@ __all__ = [
     "sync_sync_collector",
 ]
 
-_ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
-_HOMES = {"FleetCollector": "collector", "RayCollector": "ray_collector"}
+_HOMES = {
+    "FleetCollector": "collector",
+    "MultiThreadedEnv": "pool",
+    "MultiThreadedEnvWrapper": "pool",
+    "RayCollector": "ray_collector",
+}
 """Modules of the names that are not in `collectors`."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
-    if name in _ENVS:
-        return getattr(import_module(f"{__name__}.env" if find_spec("torchrl") else f"{__name__}.pool"), name)
+    """Import on first use."""
     if name in __all__:
         return getattr(import_module(f"{__name__}.{_HOMES.get(name, 'collectors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

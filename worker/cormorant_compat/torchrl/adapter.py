@@ -1,4 +1,4 @@
-"""TorchRL's environments as our collectors step them, and their specs as spaces. Imported only where there is one.
+"""TorchRL's environments as our collectors step them, and specs as spaces and back. Imported only where TorchRL is.
 
 # N environments
 """
@@ -14,9 +14,10 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.data import OneHot as OneHotSpec
 
 from cormorant_compat.torchrl.batches import FLAGS, REWARDS
+from cormorant_compat.torchrl.pool import Pool
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
-from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Rooted, Space, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Rooted, Space, leaves, put_nested, unflattener
 
 _OBSERVATION = "observation"
 _REWARD = Leaf(key=("reward",), shape=(1,), dtype=np.dtype(np.float32))
@@ -232,3 +233,45 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
 
 def _numpy_type(dtype: torch.dtype) -> Any:
     return torch.empty(0, dtype=dtype).numpy().dtype.type
+
+
+# -- the other way: specs of MultiThreadedEnv ------------------------------------------------------------------
+
+
+def set_specs(env: Any, pool: Pool) -> None:
+    """Give an EnvBase the specs of its pool."""
+    shape, device = torch.Size([pool.num_envs]), pool.named_device
+    nested: dict[str, Any] = {}
+    for leaf, space in zip(pool.observation, pool.observation_spaces, strict=True):
+        put_nested(nested, leaf.key, _spec_of(space, shape, device=device))
+    env.observation_spec = _composite(nested, shape, device)
+    env.action_spec = _spec_of(pool.action_space, shape, device=device)
+    env.reward_spec = Unbounded(shape=(*shape, 1), device=device)
+    flags = {name: Categorical(2, shape=(*shape, 1), dtype=torch.bool, device=device) for name in FLAGS}
+    env.done_spec = Composite(flags, shape=shape, device=device)
+
+
+def _composite(nested: dict[str, Any], shape: torch.Size, device: torch.device | None) -> Composite:
+    parts = {k: _composite(v, shape, device) if isinstance(v, dict) else v for k, v in nested.items()}
+    return Composite(parts, shape=shape, device=device)
+
+
+def _spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
+    """The spec of one leaf for a batch of environments."""
+    dtype = torch.from_numpy(np.empty(0, space.dtype)).dtype
+    shape = torch.Size([*batch_size, *(space.shape or ())])
+    match space:
+        case OneHot():
+            return OneHotSpec(space.size, shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Discrete():
+            return Categorical(int(space.n), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiDiscrete():
+            return MultiCategorical(space.nvec.tolist(), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiBinary():
+            return Binary(shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Box():
+            low, high = torch.from_numpy(np.array(space.low)), torch.from_numpy(np.array(space.high))
+            if low.is_floating_point() and bool((low.isinf() & high.isinf()).all()):
+                return Unbounded(shape=shape, dtype=dtype, device=device)
+            return Bounded(low.expand(shape), high.expand(shape), shape=shape, dtype=dtype, device=device)
+    raise EnvBuildError(f"TorchRL has no spec like {space}; wrap the environment")

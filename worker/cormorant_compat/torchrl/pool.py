@@ -2,19 +2,20 @@
 
 Our environments go on by themselves: a step that ends an episode has begun the next one. Here that first observation
 waits until a reset asks for it, so that nothing is stepped in between, no phantom frame is seen, and a game of several
-lives continues with its next life. `MultiThreadedEnv` of this module stands in where TorchRL is not installed: the same
-methods on TensorDicts, without its specs.
+lives continues with its next life. The environments are TorchRL's `EnvBase` where TorchRL is installed; elsewhere
+`EnvBase` of this module has the same methods on TensorDicts, without specs.
 
 # N environments
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, Unpack
 
 import gymnasium
 import numpy as np
 import torch
-from tensordict import TensorDict
+from tensordict import TensorDict, TensorDictBase
 
 from cormorant_compat.arguments import plain
 from cormorant_compat.torchrl.plan import next_seed
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 Build: TypeAlias = Callable[[Sequence[int] | None], VectorEnv]
 """Gives a pool with these seeds, or with those that it has."""
+Policy: TypeAlias = Callable[[TensorDict], TensorDict]
 
 _IGNORED = ("batch_size", "env_type", "gym_reset_return_info")
 """EnvPool's arguments for how a pool hands out what it has."""
@@ -69,7 +71,7 @@ class Pool:
         device: torch.device | str | None = None,
         allow_done_after_reset: bool = False,
     ) -> None:
-        """Build the environments, with the options of `MultiThreadedEnvWrapper`: see `torchrl/env.py`."""
+        """Build the environments, with the options of `MultiThreadedEnvWrapper`."""
         del disable_env_checker, allow_done_after_reset  # EnvPool has no checker, and is never done after a reset
         self.named_device = None if device is None else torch.device(check_device(device, "device"))
         """None where none was named: tensors lie on the CPU."""
@@ -89,9 +91,6 @@ class Pool:
         self.observation = leaves(env.observation_space, () if is_dict else ("observation",))
         self.observation_spaces = leaf_spaces(env.observation_space)
         (self.action_space,) = leaf_spaces(env.action_space)
-        is_number = isinstance(self.action_space, gymnasium.spaces.Discrete)
-        self._first = int(getattr(self.action_space, "start", 0)) if is_number else 0
-        """The number of the first action; TorchRL's begin at 0."""
         self._check = ActionCheck(env.action_space)
         self._random = RandomActor(env.action_space, seed=seeds[0] if seeds else 0)
         self._obs: tuple[Array, ...] = ()
@@ -110,7 +109,9 @@ class Pool:
         return env
 
     def begin(self, asked: torch.Tensor | None) -> dict[str, Any]:
-        """Begin an episode where `asked`, bool [N, ...], or everywhere. Returns all observations, nested, [N, ...]."""
+        """Begin an episode where `asked`, bool [N, ...], or everywhere. Returns all observations, nested, [N, ...], and
+        flags that are not set.
+        """
         if self._is_closed:
             self._open(None)
         every: Array = np.ones(self.num_envs, dtype=np.bool_)
@@ -125,7 +126,7 @@ class Pool:
                 for kept, values in zip(self._obs, self.env.restart(rows), strict=True):
                     kept[rows] = values
         self._waits &= ~wanted
-        return self._nest(self._obs)
+        return self._nest(self._obs) | self._flags(~every, ~every)
 
     def step(self, action: torch.Tensor) -> dict[str, Any]:
         """Step every environment. Returns observations, the true last ones where episodes ended; `reward` float32,
@@ -135,7 +136,6 @@ class Pool:
         if not self._obs:
             self.begin(None)
         given = action.detach().cpu().numpy()
-        given = given + self._first if self._first else given
         self._check.fit((given,), self.num_envs)
         (wanted,) = self._check.leaves
         actions = (given if given.dtype == wanted.dtype else cast_to(wanted, given),)
@@ -151,19 +151,14 @@ class Pool:
                 leaf[step.ended] = last
         self._waits[:] = False
         self._waits[step.ended] = True
-        return self._nest(reached) | {
-            "reward": self._column(step.reward),
-            "done": self._column(step.terminated | step.truncated),
-            "terminated": self._column(step.terminated),
-            "truncated": self._column(step.truncated),
-        }
+        flags = self._flags(step.terminated, step.truncated)
+        return self._nest(reached) | {"reward": self._column(step.reward)} | flags
 
     def draw(self) -> torch.Tensor:
         """Random actions, [N, ...]."""
         self._random.illegal = self.env.illegal
         (drawn,) = self._random.act((), (), self._waits).actions
-        drawn = np.ascontiguousarray(drawn - self._first if self._first else drawn)
-        return torch.from_numpy(drawn).to(self.device)
+        return torch.from_numpy(np.ascontiguousarray(drawn)).to(self.device)
 
     def reseed(self, seed: int) -> None:
         """Rebuild the environments, each with a seed derived from this one."""
@@ -181,39 +176,137 @@ class Pool:
             put_nested(nested, leaf.key, torch.from_numpy(values.copy()).to(self.device))
         return nested
 
+    def _flags(self, terminated: Array, truncated: Array) -> dict[str, torch.Tensor]:
+        found = {"done": terminated | truncated, "terminated": terminated, "truncated": truncated}
+        return {name: self._column(flag) for name, flag in found.items()}
+
     def _column(self, values: Array) -> torch.Tensor:
         return torch.from_numpy(values.copy()).unsqueeze(-1).to(self.device)
 
 
-class OfPool:
-    """Shared by both forms of `MultiThreadedEnvWrapper`; see `torchrl/env.py` for the arguments."""
+class StandIn:
+    """What scripts call of TorchRL's `EnvBase`, over the `_reset`, `_step` and `_set_seed` of a subclass."""
+
+    pool: Pool
+
+    def __init__(self, *, device: torch.device | None, batch_size: torch.Size) -> None:
+        self.device, self.batch_size = device, batch_size
+
+    _reset: Callable[..., TensorDict]
+    _step: Callable[[TensorDictBase], TensorDict]
+    _set_seed: Callable[[int], None]
+
+    def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
+        """Begin new episodes in all environments, or in those that `_reset` marks."""
+        return self._reset(tensordict)
+
+    def step(self, tensordict: TensorDict) -> TensorDict:
+        """Step with `tensordict["action"]`, and write the result under "next"."""
+        return tensordict.set("next", self._step(tensordict))
+
+    def rand_step(self, tensordict: TensorDict | None = None) -> TensorDict:
+        """Step with random actions from the current states; where an episode ended, the next one begins."""
+        if tensordict is None:
+            tensordict = self._reset(TensorDict({"_reset": torch.zeros(self.batch_size, dtype=torch.bool)}))
+        return self.step(tensordict.set("action", self.pool.draw()))
+
+    def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
+        """Reset, then play: TensorDict [N, T] with T <= `max_steps`. `policy` writes "action" into the TensorDict it
+        gets; None: random actions.
+        """
+        rows: list[TensorDict] = []
+        current = self.reset()
+        for _ in range(max_steps):
+            rows.append(self.rand_step(current) if policy is None else self.step(policy(current)))
+            done = rows[-1]["next", "done"]
+            if break_when_any_done and bool(done.any()):
+                break
+            current = self._reset(TensorDict({"_reset": done}))
+        stacked: TensorDict = torch.stack(rows, dim=1)
+        stacked.names = [None, "time"]
+        return stacked
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Rebuild the environments, each with a seed derived from this one. Returns the next seed."""
+        self._set_seed(seed)
+        return seed if static_seed else next_seed(seed, 1)
+
+
+HAS_TORCHRL = find_spec("torchrl") is not None
+if TYPE_CHECKING or not HAS_TORCHRL:
+    EnvBase = StandIn
+else:
+    from torchrl.envs import EnvBase
+
+
+class MultiThreadedEnvWrapper(EnvBase):
+    """A pool that `envpool.make` built, of any `env_type`, as a TorchRL environment of batch size [num_envs].
+
+    Do not step the pool elsewhere any more. `disable_env_checker` and `allow_done_after_reset` mean nothing: EnvPool
+    has no checker, and is never done after a reset.
+
+    Raises:
+        EnvBuildError: it is not a pool, or steps only part of its environments at a time.
+        ValueError: a frame_skip below 1, or a device that does not exist.
+    """
 
     lib = Library()
-    pool: Pool
-    num_workers: int
-    device: torch.device | None
-    _begin: Callable[..., None]
 
     def __init__(self, env: "EnvPool", **options: Unpack[PoolOptions]) -> None:
         check_pool(env)
-        self._begin(lambda seeds: wrap_pool(env if seeds is None else reseed_pool(env, seeds)), **options)
+        self._begin(lambda seeds: wrap_pool(env if seeds is None else reseed_pool(env, seeds)), options)
+
+    def _begin(self, build: Build, options: PoolOptions) -> None:
+        pool = Pool(build, **options)
+        super().__init__(device=pool.named_device, batch_size=torch.Size([pool.num_envs]))
+        self.pool = pool
+        self.num_workers = pool.num_envs
+        if HAS_TORCHRL:
+            from cormorant_compat.torchrl.adapter import set_specs
+
+            set_specs(self, pool)
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
         """The environments in the form that Cormorant's collectors step."""
         return self.pool.vector_env(seeds)
 
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDict:
+        self.is_closed = False  # a pool that was closed is built again
+        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
+        return TensorDict(begun, batch_size=self.batch_size, device=self.device)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDict:
+        return TensorDict(self.pool.step(tensordict["action"]), batch_size=self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.pool.reseed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Release the pool. May be called twice."""
+        del raise_if_closed
+        self.is_closed = True
+        self.pool.close()
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
-class OfTask:
-    """The constructor of `MultiThreadedEnv`, over a wrapper's `_begin`; see `torchrl/env.py` for the arguments. Refuses
-    what EnvPool does not know before anything is built.
-    """
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """An EnvPool task as a TorchRL environment.
 
-    _begin: Callable[..., None]
-    num_workers: int
-    device: torch.device | None
+        env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
+        env.rollout(5)
+        env.close()
+
+    "ALE/" before EnvPool's name of the task is dropped. `create_env_kwargs` are EnvPool's own arguments, with `seed`,
+    `num_threads` and `max_episode_steps`; the options are those of the wrapper.
+
+    Raises:
+        UnknownEnv: EnvPool has no such task; with near matches.
+        EnvBuildError: an argument is not known or does not fit; before anything is built.
+        ValueError: a frame_skip below 1, or a device that does not exist.
+    """
 
     def __init__(
         self,
@@ -237,81 +330,13 @@ class OfTask:
         name, most = env_name.replace("ALE/", ""), given.pop("max_episode_steps", 0) or 0
         task = EnvPoolTask(task_id=name, max_episode_steps=most, kwargs=given)
         task.check()
-        self._begin(lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds), **options)
+        self._begin(lambda seeds: task.open(num_threads=threads, seeds=own if seeds is None else seeds), options)
         self.env_name = name
         """EnvPool's name of the task."""
         self.create_env_kwargs = dict(create_env_kwargs or {})
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
-
-
-# -- without TorchRL ------------------------------------------------------------------------------------------
-
-Policy = Callable[[TensorDict], TensorDict]
-
-
-class MultiThreadedEnvWrapper(OfPool):
-    """A pool that `envpool.make` built, as a TorchRL environment; see `torchrl/env.py` for the arguments."""
-
-    def _begin(self, build: Build, **options: Unpack[PoolOptions]) -> None:
-        self.pool = Pool(build, **options)
-        self.device = self.pool.named_device
-        self.num_workers = self.pool.num_envs
-        self.batch_size = torch.Size([self.num_workers])
-
-    def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
-        """Begin new episodes in all environments, or in those that `_reset` marks."""
-        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
-        return self._with_flags(begun)
-
-    def _with_flags(self, begun: Mapping[str, Any]) -> TensorDict:
-        no = torch.zeros((self.num_workers, 1), dtype=torch.bool)
-        flags = {name: no.clone() for name in ("done", "terminated", "truncated")}
-        return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)
-
-    def step(self, tensordict: TensorDict) -> TensorDict:
-        """Step with `tensordict["action"]`, and write the result under "next"."""
-        led = TensorDict(self.pool.step(tensordict["action"]), batch_size=self.batch_size, device=self.device)
-        return tensordict.set("next", led)
-
-    def rand_step(self, tensordict: TensorDict | None = None) -> TensorDict:
-        """Step with random actions from the current states; where an episode ended, the next one begins."""
-        given = tensordict
-        if given is None:
-            none = torch.zeros((self.num_workers, 1), dtype=torch.bool)
-            given = self._with_flags(self.pool.begin(none))
-        return self.step(given.set("action", self.pool.draw()))
-
-    def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
-        """Reset, then play: TensorDict [N, T] with T <= `max_steps`. `policy` writes "action" into the TensorDict it
-        gets; None: random actions.
-        """
-        rows = []
-        current = self.reset()
-        for _ in range(max_steps):
-            acted = current.set("action", self.pool.draw()) if policy is None else policy(current)
-            rows.append(self.step(acted))
-            done = rows[-1]["next", "done"]
-            if break_when_any_done and bool(done.any()):
-                break
-            current = self._with_flags(self.pool.begin(done))
-        stacked: TensorDict = torch.stack(rows, dim=1)
-        stacked.names = [None, "time"]
-        return stacked
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Rebuild the environments, each with a seed derived from this one. Returns the next seed."""
-        self.pool.reseed(seed)
-        return seed if static_seed else next_seed(seed, 1)
-
-    def close(self) -> None:
-        """Release the pool. May be called twice."""
-        self.pool.close()
-
-
-class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):
-    """An EnvPool task as a TorchRL environment; see `torchrl/env.py` for the arguments."""
 
 
 # -- actions as TorchRL has them: one-hot vectors, and one for several steps
@@ -369,18 +394,15 @@ class RepeatedActions(_Forwarding):
         self._env.send(actions, rows)
 
     def recv(self) -> Step:
-        first = self._env.recv()
-        obs = tuple([leaf.copy() for leaf in first.obs])
-        reward, terminated, truncated = first.reward.copy(), first.terminated.copy(), first.truncated.copy()
-        final = tuple([np.zeros_like(leaf) for leaf in obs])
-        for kept, last in zip(final, first.final, strict=True):
-            kept[first.ended] = last
         numbers = np.arange(self.num_envs)[self._rows]
-        for _ in range(1, self._times):
-            going = np.flatnonzero(~(terminated | truncated))
-            if not len(going):
-                break
-            self._env.send(tuple([leaf[going] for leaf in self._actions]), numbers[going])
+        going = np.arange(len(numbers))
+        obs, final = (
+            tuple([np.zeros((len(numbers), *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ())])
+            for _ in range(2)
+        )
+        reward: Array = np.zeros(len(numbers), np.float32)
+        terminated, truncated = np.zeros((2, len(numbers)), np.bool_)
+        for left in reversed(range(self._times)):
             step = self._env.recv()
             reward[going] += step.reward
             terminated[going], truncated[going] = step.terminated, step.truncated
@@ -388,5 +410,9 @@ class RepeatedActions(_Forwarding):
                 kept[going] = now
             for kept, last in zip(final, step.final, strict=True):
                 kept[going[step.ended]] = last
+            going = np.flatnonzero(~(terminated | truncated))
+            if not left or not len(going):
+                break
+            self._env.send(tuple([leaf[going] for leaf in self._actions]), numbers[going])
         ended = np.flatnonzero(terminated | truncated)
         return Step(self._rows, obs, reward, terminated, truncated, ended, tuple([a[ended] for a in final]))
