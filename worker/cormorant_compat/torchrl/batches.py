@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import room_of
-from cormorant_compat.torchrl.settings import CollectorSettings, limit
+from cormorant_compat.torchrl.settings import MakerKeywords, limit
 from cormorant_postproc import frames_of, split_trajectories
 from cormorant_postproc.pieces import first_step
 from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
@@ -93,9 +93,9 @@ class StepCounts:
 class EpisodePool:
     """Keeps the open trajectory of each environment, and gives N ended ones at a time."""
 
-    def __init__(self, settings: CollectorSettings) -> None:
-        self._num_episodes = settings.trajs_per_batch or 1
-        self._is_padded = settings.traj_format != "cat"
+    def __init__(self, settings: MakerKeywords) -> None:
+        self._num_episodes = settings["trajs_per_batch"] or 1
+        self._is_padded = settings["traj_format"] != "cat"
         self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
         """By environment: its trajectory's id, and the pieces so far."""
         self._ended: deque[TensorDictBase] = deque()
@@ -164,14 +164,14 @@ def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
 class StoreInBuffer:
     """Called in the worker with each batch; does with it what the collector would do here. Pickled for it."""
 
-    def __init__(self, settings: CollectorSettings) -> None:
-        buffer: Any = settings.replay_buffer
+    def __init__(self, settings: MakerKeywords) -> None:
+        buffer: Any = settings["replay_buffer"]
         # TorchRL's RayReplayBuffer cannot be pickled; its clients can.
         self._buffer = buffer.client() if callable(getattr(buffer, "client", None)) else buffer
-        self._splits = settings.split_trajs
-        self._postproc = settings.postproc
-        self._is_compact = settings.compact_obs
-        self._counts = StepCounts() if limit(settings.max_frames_per_traj) else None
+        self._splits = settings["split_trajs"]
+        self._postproc = settings["postproc"]
+        self._is_compact = settings["compact_obs"]
+        self._counts = StepCounts() if limit(settings["max_frames_per_traj"]) else None
 
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)

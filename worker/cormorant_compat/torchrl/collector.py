@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -19,7 +19,7 @@ from cormorant_compat.arguments import Policy, plain
 from cormorant_compat.torchrl import batches
 from cormorant_compat.torchrl.distant import execute_in_worker
 from cormorant_compat.torchrl.free_running import FreeRunning
-from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of, place_envs
+from cormorant_compat.torchrl.plan import CollectionPlan, next_seed, number_of
 from cormorant_compat.torchrl.policy import (
     Number,
     Weights,
@@ -29,7 +29,7 @@ from cormorant_compat.torchrl.policy import (
     on_cpu,
     read_weights,
 )
-from cormorant_compat.torchrl.settings import Hook, broadcast, check_device, devices_of, limit
+from cormorant_compat.torchrl.settings import Hook, broadcast, limit
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -75,38 +75,24 @@ class FleetCollector:
             ValueError, TypeError: invalid arguments; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
-        self._plan, self._settings = plan, plan.settings
+        self._plan, self._settings = plan, (settings := plan.settings)
         self.policy: Policy | None = plan.policy
         """The policy as it was given, whose weights are published where none are named."""
-        self.pre_collect_hook: Hook | None = plan.settings.pre_collect_hook
-        """Called without arguments before each batch is waited for; may be exchanged, and so may the other."""
-        self.post_collect_hook = plan.settings.post_collect_hook
-        self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
-        settings, count = plan.settings, plan.num_collectors
-        self._storing = ["cpu"] * count
-        """By collector: device of its batches, in this process."""
-        if not self._extends_in_workers:  # else no batch is handed out here
-            stored = devices_of(settings.storing_device, "storing_device", count, is_remote=False)
-            usual = devices_of(settings.device, "device", count, is_remote=True)
-            self._storing = [
-                one or check_device(other or "cpu", "storing_device (left out, so that of device)")
-                for one, other in zip(stored, usual, strict=True)
-            ]
-        if plan.mode == "sync" and len(set(self._storing)) > 1:
-            raise ValueError(
-                f"storing_device {self._storing} differs between collectors whose batches are stacked; give one"
-            )
-        place_envs(plan.makers, plan.settings.env_device)
+        self._policy = as_policy(plan.policy, is_trusted=bool(settings["trust_policy"]))
         made = self._all_parts()
         self._usual = made[-1]
         """Parts of a collector that joins later."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
-        self.requested_frames_per_batch = plan.settings.frames_per_batch
-        self.init_random_frames = limit(plan.settings.init_random_frames)
-        self.replay_buffer = plan.settings.replay_buffer
-        self.postproc: Hook | None = plan.settings.postproc
-        """Called with each batch; may be exchanged."""
+        self.requested_frames_per_batch = settings["frames_per_batch"]
+        self.init_random_frames = limit(settings["init_random_frames"])
+        self._total = limit(settings["total_frames"])
+        """Frames in all; 0: no limit."""
+        self.replay_buffer = settings["replay_buffer"]
+        self.pre_collect_hook: Hook | None = settings["pre_collect_hook"]
+        """Called without arguments before each batch is waited for; may be exchanged, and so may the next two."""
+        self.post_collect_hook = settings["post_collect_hook"]
+        self.postproc: Hook | None = settings["postproc"]
         self._frames = self._iterations = 0
         """Handed out."""
         self._taken: Loan | None = None
@@ -114,8 +100,8 @@ class FleetCollector:
         self._seeded_at = 0.0
         """By time.monotonic()."""
         self._running: FreeRunning | None = None
-        self._pool = None if settings.trajs_per_batch is None else batches.EpisodePool(settings)
-        self._counts = batches.StepCounts() if limit(plan.settings.max_frames_per_traj) else None
+        self._pool = None if settings["trajs_per_batch"] is None else batches.EpisodePool(settings)
+        self._counts = batches.StepCounts() if limit(settings["max_frames_per_traj"]) else None
         job = plan.job()
         (self._group,) = (group.name for group in job.spec.worker_groups)
         self.fleet: WorkerFleet = self._open(job, made)
@@ -150,24 +136,20 @@ class FleetCollector:
         return None  # workers run on this machine
 
     def _all_parts(self) -> list[WorkerOverrides]:
-        settings, count = self._settings, self._plan.num_collectors
-        general = devices_of(settings.device, "device", count, is_remote=True)
-        devices = devices_of(settings.policy_device, "policy_device", count, is_remote=True)
-        factories = broadcast(settings.policy_factory, "policy_factory", count)
-        is_trusted = bool(settings.trust_policy)
-        overrides = self._plan.overrides or ({},) * count
-        store = batches.StoreInBuffer(settings) if self._extends_in_workers else None
+        plan, is_trusted = self._plan, bool(self._settings["trust_policy"])
+        factories = broadcast(self._settings["policy_factory"], "policy_factory", plan.num_collectors)
+        store = batches.StoreInBuffer(self._settings) if self._extends_in_workers else None
         return [
             WorkerOverrides(
-                envs=self._plan.makers[i],
-                policy=None if factories[i] is not None else on_cpu(self._policy),
-                policy_factory=None if factories[i] is None else partial(call_factory, factories[i], is_trusted),
-                settings=overrides[i],
+                envs=plan.makers[i],
+                policy=None if factory is not None else on_cpu(self._policy),
+                policy_factory=None if factory is None else partial(call_factory, factory, is_trusted),
+                settings=plan.overrides[i],
                 on_batch=store,
-                device=devices[i] or general[i] or "cpu",
+                device=plan.devices[i] or "cpu",
                 raises=True,
             )
-            for i in range(count)
+            for i, factory in enumerate(factories)
         ]
 
     # -- batches -----------------------------------------------------------------------------------------------
@@ -187,18 +169,17 @@ class FleetCollector:
 
     def __len__(self) -> int:
         """Batches in all. Raises NoLength, a RuntimeError: there is no end, or the number is unknown."""
-        total = limit(self._settings.total_frames)
-        if not total:
+        if not self._total:
             raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
         if self._pool is not None:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
-        return -(-total // self.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+        return -(-self._total // self.frames_per_batch)  # noqa: PLE0303  # both are at least 1
 
     @property
     def frames_per_batch(self) -> int:
         """Frames of a batch: `requested_frames_per_batch`, rounded up to whole steps of all environments."""
         step: int = self._plan.share * self.fleet.layout.num_envs
-        return -(-self._settings.frames_per_batch // step) * step
+        return -(-self.requested_frames_per_batch // step) * step
 
     def _collect(self) -> tuple[Batch] | None:
         """The next batch, in a tuple; None when nothing is left."""
@@ -209,7 +190,7 @@ class FleetCollector:
                 if loan is None:
                     if not pool.finish():
                         return None
-                    break
+                    continue
                 batch = self._frames_of(loan)
                 self._frames += loan.num_frames
                 pool.add(self._place(batch, loan), _envs_of(batch, loan))
@@ -223,7 +204,7 @@ class FleetCollector:
                 self._iterations += 1
                 return (None,)
             batch = self._frames_of(loan)
-            if self._settings.split_trajs:
+            if self._settings["split_trajs"]:
                 batch = split_trajectories(batch)
             else:
                 batches.mark_padding(batch)
@@ -240,13 +221,13 @@ class FleetCollector:
         self._iterations += 1
         if self.post_collect_hook is not None:
             self.post_collect_hook(batch)
-        if self._settings.replay_buffer is None:
+        if self.replay_buffer is None:
             return (batch,)
-        batches.extend_buffer(self._settings.replay_buffer, batch)
+        batches.extend_buffer(self.replay_buffer, batch)
         return (None,)
 
     def _begin(self) -> Loan | None:
-        if self.pre_collect_hook is not None and not 0 < limit(self._settings.total_frames) <= self._frames:
+        if self.pre_collect_hook is not None and not 0 < self._total <= self._frames:
             self.pre_collect_hook()
         if self._taken is not None:
             self._taken.release()
@@ -267,14 +248,14 @@ class FleetCollector:
         if loan.mode == "async":  # sync batches are copies
             batch = batch.apply(lambda tensor: tensor.clone(memory_format=torch.contiguous_format))
         loan.copied()
-        batches.add_torchrls(batch, self._counts, _envs_of(batch, loan), is_compact=self._settings.compact_obs)
+        batches.add_torchrls(batch, self._counts, _envs_of(batch, loan), is_compact=self._settings["compact_obs"])
         return batch
 
     def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
-        device = self._storing[min(number_of(loan.parts[0].worker), len(self._storing) - 1)]
+        device = self._plan.storing[min(number_of(loan.parts[0].worker), len(self._plan.storing) - 1)]
         if device != "cpu":
             return batch.to(device)
-        return batch.pin_memory() if self._settings.pin_memory and torch.cuda.is_available() else batch
+        return batch.pin_memory() if self._settings["pin_memory"] and torch.cuda.is_available() else batch
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -297,66 +278,46 @@ class FleetCollector:
             WeightsError, WeightsMismatch: they do not fit; nothing was published. Of weights by the numbers of
                 collectors, those before that number were.
         """
-        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        given = [one for one in (policy_or_weights, weights, policy, weights_dict) if one is not None]
+        if len(given) > 1 or (weights_dict is not None and model_id is not None):
+            raise ValueError(
+                "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
+                "alone"
+            )
+        source: Any = given[0] if given else self.policy
         if self.weight_updater is not None:
             if model_id is not None or weights_dict is not None:
                 raise ValueError(
                     "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
                     "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
                 )
-            source = given[0] if given else self.policy
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
-            kept: WorkerReceipts = self.fleet.receipt(self.fleet.version)
-            return kept
-        if len(given) > 1 or (weights_dict is not None and (given or model_id is not None)):
-            raise ValueError(
-                "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
-                "alone"
-            )
-        if given and isinstance(given[0], dict) and given[0] and all(isinstance(name, int) for name in given[0]):
-            if worker_ids is not None:
-                raise ValueError("weights by the numbers of collectors were given, and worker_ids; give one of them")
-            self._names_of(list(given[0]))
-            for number, one in given[0].items():
+            return self.fleet.receipt(self.fleet.version)
+        if worker_ids is None and isinstance(source, dict) and source and all(isinstance(name, int) for name in source):
+            self._names_of(list(source))
+            for number, one in source.items():
                 receipt = self.update_policy_weights_(one, worker_ids=number, model_id=model_id)
             return receipt
-        by_model: Any = weights_dict
-        if weights_dict is None:
-            source = given[0] if given else self.policy
-            if source is None:
-                raise WeightsError(
-                    "there are no weights to publish: the collector was made without a policy; give some"
-                )
-            is_whole = source is self.policy and isinstance(source, Mapping)
-            by_model = source if is_whole else {model_id or MAIN_MODEL: source}
+        if source is None:
+            raise WeightsError("there are no weights to publish: the collector was made without a policy; give some")
+        is_whole = weights_dict is not None or (source is self.policy and isinstance(source, Mapping))
+        by_model = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in by_model.items()}
         return self._publish(found, worker_ids)
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> WorkerReceipts:
-        receipt: WorkerReceipts = self.fleet.publish(
-            weights, workers=() if worker_ids is None else self._names_of(worker_ids)
-        )
-        return receipt
+        return self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         several = worker_ids if isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str) else [worker_ids]
         known = range(self._plan.num_collectors)  # also those between two processes, or at their ends
-        if not several:
+        found = [[i for i in known if plain(one) == i or str(one) == self._devices[i]] for one in several]
+        if not found or not all(found):
             raise ValueError(
-                f"worker_ids is empty: there are {[*known]}; name some, or leave worker_ids out for all of them; "
-                "nothing was published"
+                f"worker_ids {worker_ids!r} is not a collector, or several: there are {[*known]}, on "
+                f"{sorted(set(self._devices))}; nothing was published"
             )
-        found: list[int] = []
-        for one in map(plain, several):
-            is_number = isinstance(one, int) and not isinstance(one, bool)
-            numbers = [i for i in known if (one == i if is_number else str(one) == self._devices[i])]
-            if not numbers:
-                raise ValueError(
-                    f"worker_ids {one!r} is not a collector: there are {[*known]}, on {sorted(set(self._devices))}"
-                    "; nothing was published"
-                )
-            found += numbers
-        return tuple(f"{self._group}-{one}" for one in dict.fromkeys(found))
+        return tuple(f"{self._group}-{one}" for one in dict.fromkeys(chain(*found)))
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
@@ -438,9 +399,9 @@ class FleetCollector:
         general = {
             "frames": self._frames,
             "batches": self._iterations,
-            "total_frames": limit(self._settings.total_frames) or -1,
-            "completed": 0 < limit(self._settings.total_frames) <= self._frames,
-            "requested_frames_per_batch": self._settings.frames_per_batch,
+            "total_frames": self._total or -1,
+            "completed": 0 < self._total <= self._frames,
+            "requested_frames_per_batch": self.requested_frames_per_batch,
             "policy_version": found.version,
             "restarts": found.restarts,
         } | ({} if self._pool is None else {"episodes_given_up": self._pool.given_up})
@@ -485,13 +446,13 @@ class FleetCollector:
     @property
     def total_frames(self) -> float:
         """Total number of frames; infinite without a limit."""
-        return limit(self._settings.total_frames) or float("inf")
+        return self._total or float("inf")
 
     def start(self) -> None:
         """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`. Raises
         RuntimeError if there is no replay buffer.
         """
-        if self._settings.replay_buffer is None:
+        if self.replay_buffer is None:
             raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
         if self._running is None or not self._running.is_running:
             self._running = FreeRunning(self._collect)

@@ -20,14 +20,8 @@ from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.plan import CollectionPlan, Maker, Mode, count_collectors, share_out
-from cormorant_compat.torchrl.settings import (
-    CollectorKeywords,
-    MakerKeywords,
-    OneCollectorKeywords,
-    devices_of,
-    read_settings,
-)
+from cormorant_compat.torchrl.plan import Mode, count_collectors, make_plan, share_out
+from cormorant_compat.torchrl.settings import CollectorKeywords, MakerKeywords, OneCollectorKeywords
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -101,14 +95,13 @@ class Collector(FleetCollector):
         del backend, num_collectors, sync, backend_options  # `__new__` chose by them
         fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
-        super().__init__(_plan("async", share_out(fns, create_env_kwargs, len(fns), 1), policy, given, _drawn_seed()))
+        makers = share_out(fns, create_env_kwargs, len(fns), 1)
+        super().__init__(make_plan("async", makers, policy, given, seed=_drawn_seed()))
 
     def _all_parts(self) -> list[WorkerOverrides]:
         (parts,) = super()._all_parts()
-        (said,) = devices_of(self._settings.policy_device, "policy_device", 1, is_remote=False)
-        (general,) = devices_of(self._settings.device, "device", 1, is_remote=False)
         own = str(device_of(self._policy))
-        device = said or general or own
+        device = self._plan.devices[0] or own
         is_own = torch.device(device) == torch.device(own)
         if parts.policy_factory is not None:
             return [replace(parts, device=device)]
@@ -176,7 +169,7 @@ class _MultiCollector(FleetCollector):
             raise ValueError(f"{type(self).__name__} is one collector, not {count}; use MultiAsyncCollector")
         makers = share_out(create_env_fn, create_env_kwargs, 1, count)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
-        super().__init__(_plan(self.mode, makers, policy, given, _drawn_seed()))
+        super().__init__(make_plan(self.mode, makers, policy, given, seed=_drawn_seed()))
 
 
 class MultiSyncCollector(_MultiCollector):
@@ -219,7 +212,7 @@ def sync_sync_collector(
         WorkerFailed: a collector cannot start.
     """
     makers = share_out(env_fns, env_kwargs, num_env_per_collector, num_collectors)
-    return FleetCollector(_plan("sync", makers, policy, kwargs))
+    return FleetCollector(make_plan("sync", makers, policy, kwargs))
 
 
 def sync_async_collector(
@@ -234,14 +227,7 @@ def sync_async_collector(
     first. Raises as `sync_sync_collector`.
     """
     makers = share_out(env_fns, env_kwargs, num_env_per_collector, num_collectors)
-    return FleetCollector(_plan("async", makers, policy, kwargs))
-
-
-def _plan(
-    mode: Mode, makers: tuple[tuple[Maker, ...], ...], policy: Any, given: Mapping[str, Any], seed: int = 0
-) -> CollectionPlan:
-    settings = read_settings(given, num_collectors=len(makers))
-    return CollectionPlan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed)
+    return FleetCollector(make_plan("async", makers, policy, kwargs))
 
 
 @dataclass
@@ -325,7 +311,7 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
         if cfg.multi_step:
             kwargs["postproc"] = MultiStep(gamma=getattr(cfg, "gamma", 0.99), n_steps=cfg.n_steps_return)
     makers = share_out(make_env, env_kwargs, 1, -(-workers // per))
-    return FleetCollector(_plan(mode, makers, policy, kwargs, seed))
+    return FleetCollector(make_plan(mode, makers, policy, kwargs, seed=seed))
 
 
 def _drawn_seed() -> int:

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_compat.arguments import plain
-from cormorant_compat.torchrl.settings import CollectorSettings, broadcast, devices_of, exploration_of, limit
+from cormorant_compat.torchrl.settings import MakerKeywords, broadcast, check_device, devices_of, limit, read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.scripted import info_block, script_job
@@ -24,10 +24,14 @@ class CollectionPlan:
     makers: "tuple[tuple[Maker, ...], ...]"
     """By collector: its environments."""
     policy: Any
-    settings: CollectorSettings
-    overrides: tuple[Mapping[str, Any], ...] = ()
+    settings: MakerKeywords
+    devices: tuple[str, ...]
+    """By collector: torch device of its policy; empty if none was given."""
+    storing: tuple[str, ...]
+    """By collector: device of its batches, in this process."""
+    overrides: tuple[Mapping[str, Any], ...]
     """By collector: settings of its own."""
-    seed: int = 0
+    seed: int
     """Base seed, from which environments and random streams derive theirs, until `set_seed`."""
 
     @property
@@ -40,28 +44,28 @@ class CollectionPlan:
         return self.num_collectors if self.mode == "sync" else 1
 
     def job(self) -> CollectorJob:
-        settings, share = self.settings, self.share
+        settings = self.settings
         collection: dict[str, Any] = {
             "mode": self.mode,
-            "framesPerBatch": -(-settings.frames_per_batch // share),
-            "initRandomFrames": limit(settings.init_random_frames),
-            "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
-            "resetAtEachBatch": settings.reset_at_each_iter,
+            "framesPerBatch": -(-settings["frames_per_batch"] // self.share),
+            "initRandomFrames": limit(settings["init_random_frames"]),
+            "maxFramesPerTrajectory": limit(settings["max_frames_per_traj"]),
+            "resetAtEachBatch": settings["reset_at_each_iter"],
             "seed": self.seed,
         }
-        if limit(settings.total_frames):
-            collection["totalFrames"] = limit(settings.total_frames)
+        if total := limit(settings["total_frames"]):
+            collection["totalFrames"] = total
         if self.mode == "sync":
             # Nothing is stepped between two batches: the next one is collected with what was learned from this one.
             collection["weights"] = {"maxStaleness": 0}
         # Stands for the makers, which travel beside the job.
-        gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
+        gymnasium = {"entrypoint": "script:environment", "vectorization": settings["vectorization"]}
         return script_job(
             {
-                "env": {"gymnasium": gymnasium} | info_block(settings.info),
+                "env": {"gymnasium": gymnasium} | info_block(settings["info"]),
                 "policy": {
                     "random": {},
-                    "explorationType": str(exploration_of(settings.exploration_type)),
+                    "explorationType": str(settings["exploration_type"]),
                     "allowNonfinite": True,  # TorchRL takes any values
                 },
                 "collection": collection,
@@ -69,6 +73,44 @@ class CollectionPlan:
                 "replicas": self.num_collectors,
             }
         )
+
+
+def make_plan(
+    mode: Mode,
+    makers: "tuple[tuple[Maker, ...], ...]",
+    policy: Any,
+    given: Mapping[str, Any],
+    *,
+    overrides: Sequence[Mapping[str, Any]] = (),
+    seed: int = 0,
+    is_remote: bool = False,
+    stores_here: bool = True,
+) -> CollectionPlan:
+    """Read the keyword arguments of collectors. `is_remote`: policies may act on other machines, whose devices are not
+    known here; `stores_here`: batches come into this process. Raises TypeError and ValueError.
+    """
+    settings, count = read_settings(given), len(makers)
+    place_envs(makers, settings["env_device"], is_remote=is_remote)
+    usual = devices_of(settings["device"], "device", count, is_remote=is_remote)
+    own = devices_of(settings["policy_device"], "policy_device", count, is_remote=is_remote)
+    storing = devices_of(settings["storing_device"], "storing_device", count, is_remote=False)
+    if stores_here:
+        storing = tuple(
+            one or check_device(other or "cpu", "storing_device (left out, so that of device)")
+            for one, other in zip(storing, usual, strict=True)
+        )
+        if mode == "sync" and len(set(storing)) > 1:
+            raise ValueError(f"storing_device {storing} differs between collectors whose batches are stacked; give one")
+    return CollectionPlan(
+        mode=mode,
+        makers=makers,
+        policy=policy,
+        settings=settings,
+        devices=tuple(one or other for one, other in zip(own, usual, strict=True)),
+        storing=storing,
+        overrides=tuple(overrides) or ({},) * count,
+        seed=seed,
+    )
 
 
 def next_seed(seed: int, links: int) -> int:
@@ -192,9 +234,10 @@ def share_out(
     return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
 
 
-def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any) -> None:
+def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any, *, is_remote: bool) -> None:
     """Have each collector's makers put TorchRL environments on its `env_device`."""
-    for own, device in zip(makers, devices_of(env_device, "env_device", len(makers), is_remote=True), strict=True):
+    devices = devices_of(env_device, "env_device", len(makers), is_remote=is_remote)
+    for own, device in zip(makers, devices, strict=True):
         for maker in own:
             maker.device = device
 

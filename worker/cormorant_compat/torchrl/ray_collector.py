@@ -11,7 +11,7 @@ import torch
 from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag, plain
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
-from cormorant_compat.torchrl.plan import CollectionPlan, Maker, count_collectors, number_of, place_envs
+from cormorant_compat.torchrl.plan import Maker, count_collectors, make_plan, number_of, place_envs
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, on_cpu
 from cormorant_compat.torchrl.settings import (
     CollectorKeywords,
@@ -21,7 +21,6 @@ from cormorant_compat.torchrl.settings import (
     is_connected,
     own_settings,
     ray_options,
-    read_settings,
     read_updater,
     remote_options,
 )
@@ -95,7 +94,6 @@ class RayCollector(FleetCollector):
         self._ray_options = ray_options(ray_init_config, self._remote)
         self._has_other_devices = bool(self._ray_options.address) or is_connected()
         """Collectors may act on other machines."""
-        settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
         interval = plain(max_weight_update_interval)
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
             raise ValueError(
@@ -107,14 +105,20 @@ class RayCollector(FleetCollector):
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
         """Collectors of the last batch."""
-        needs_batches = settings.trajs_per_batch is not None or settings.post_collect_hook is not None
-        self._extends_in_workers = type(settings.replay_buffer).__name__ == "RayReplayBuffer" and not needs_batches
+        needs_batches = given.get("trajs_per_batch") is not None or given.get("post_collect_hook") is not None
+        self._extends_in_workers = type(given.get("replay_buffer")).__name__ == "RayReplayBuffer" and not needs_batches
         self.weight_updater = read_updater(weight_updater)
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
-        plan = CollectionPlan(
-            mode="sync" if sync else "async", makers=makers, policy=policy, settings=settings, overrides=overrides
+        plan = make_plan(
+            "sync" if sync else "async",
+            makers,
+            policy,
+            given,
+            overrides=overrides,
+            is_remote=self._has_other_devices,
+            stores_here=not self._extends_in_workers,
         )
         super().__init__(plan)
         try:
@@ -186,7 +190,7 @@ class RayCollector(FleetCollector):
             devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
             for name in ("policy_device", "device")
         )
-        place_envs(makers, taken.get("env_device"))
+        place_envs(makers, taken.get("env_device"), is_remote=self._has_other_devices)
         usual, before = self._usual, self.num_collectors
         added = [
             replace(
@@ -200,11 +204,11 @@ class RayCollector(FleetCollector):
             for i in range(count)
         ]
         data = [parts.to_bytes() for parts in added]
-        plan, own = self._plan, self._plan.overrides or ({},) * before
+        plan = self._plan
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        self._plan = replace(plan, makers=(*plan.makers, *makers), overrides=(*own, *overrides))
+        self._plan = replace(plan, makers=(*plan.makers, *makers))
         try:
             self.fleet.resize(self.num_collectors)
         except BaseException:

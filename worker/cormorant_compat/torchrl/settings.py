@@ -3,9 +3,8 @@
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Literal, Required, TypedDict
+from typing import Any, Literal, Required, TypedDict, cast
 
 import torch
 
@@ -33,90 +32,61 @@ _DEFAULTS = {
 Hook = Callable[..., Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CollectorSettings:
-    """How to collect. Names and defaults are TorchRL's; `docs/how-to/migrating-from-torchrl.md` has them all."""
-
-    frames_per_batch: int = 200
-    """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""
-    total_frames: int | None = None
-    """Frames in all; None or -1: no limit. Rounded up to whole steps, else exact."""
-    max_frames_per_traj: int | None = None
-    """Frames after which a trajectory is cut, truncated; None, 0 or less: never."""
-    init_random_frames: int | None = None
-    """The first frames, over all collectors, have random actions; None, 0 or less: none."""
-    reset_at_each_iter: bool = False
-    """Begin every batch with new episodes."""
-    split_trajs: bool | None = False
-    """Give trajectories as padded rows with `("collector", "mask")`."""
-    postproc: Hook | None = None
-    """Called with each batch, after splitting; its result is what is handed out."""
-    exploration_type: str | Enum = "random"
-    """random | mode | mean | deterministic, or TorchRL's ExplorationType."""
-    device: "Devices | None" = None
-    """Torch device of the policies, or one for each collector; batches are stored there unless storing_device says
-    otherwise."""
-    storing_device: "Devices | None" = None
-    """Torch device on which batches are handed out, or one for each collector."""
-    env_device: "Devices | None" = None
-    """Torch device of TorchRL's environments, or one for each collector; None: where their maker put them. Other
-    environments step on the CPU."""
-    policy_device: "Devices | None" = None
-    """Torch device of the policies alone."""
-    trajs_per_batch: int | None = None
-    """Hand out batches of so many whole episodes, `[N, longest]`, padded, with `("collector", "mask")`."""
-    traj_format: Literal["padded", "cat"] | None = None
-    """"cat": episodes of `trajs_per_batch` one after the other, `[frames]`."""
-    compact_obs: bool = False
-    """Leave observations and states out of `next`: the next frame has them, unless a trajectory ended."""
-    replay_buffer: Extendable | None = None
-    """Extended with each batch, `[environments, time]` where its storage has two dimensions, else with single frames;
-    iteration gives None."""
-    pre_collect_hook: Hook | None = None
-    """Called without arguments before each batch is waited for."""
-    post_collect_hook: Hook | None = None
-    """Called with each batch before it is handed out."""
-    trust_policy: bool | None = None
-    """The policy takes TensorDicts, whatever its argument is called."""
-    policy_factory: Hook | Sequence[Hook] | None = None
-    """Makes the policy in each collector: a callable, or one for each. A policy beside it is the source of weights."""
-    pin_memory: bool = False
-    """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
-    vectorization: Literal["subprocess", "inline"] = "subprocess"
-    """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
-    info: Sequence[str | Mapping[str, Any]] = ()
-    """Ours: keys of gymnasium environments' info that are stored at the root of `next`, or items of `spec.env.info`."""
-
-
 class CollectorKeywords(TypedDict, total=False):
-    """The fields of `CollectorSettings` but the first, for type checkers and editors, which refuse what is ignored."""
+    """How to collect. Names and meanings are TorchRL's; `docs/how-to/migrating-from-torchrl.md` has them all."""
 
     total_frames: int | None
+    """Frames in all; None or -1: no limit. Rounded up to whole steps, else exact."""
     max_frames_per_traj: int | None
+    """Frames after which a trajectory is cut, truncated; None, 0 or less: never."""
     init_random_frames: int | None
+    """The first frames, over all collectors, have random actions; None, 0 or less: none."""
     reset_at_each_iter: bool
+    """Begin every batch with new episodes."""
     split_trajs: bool | None
+    """Give trajectories as padded rows with `("collector", "mask")`."""
     postproc: Hook | None
+    """Called with each batch, after splitting; its result is what is handed out."""
     exploration_type: str | Enum
+    """random | mode | mean | deterministic, or TorchRL's ExplorationType."""
     device: "Devices | None"
+    """Torch device of the policies, or one for each collector; batches are stored there unless storing_device says
+    otherwise."""
     storing_device: "Devices | None"
+    """Torch device on which batches are handed out, or one for each collector."""
     env_device: "Devices | None"
+    """Torch device of TorchRL's environments, or one for each collector; None: where their maker put them. Other
+    environments step on the CPU."""
     policy_device: "Devices | None"
+    """Torch device of the policies alone."""
     trajs_per_batch: int | None
+    """Hand out batches of so many whole episodes, `[N, longest]`, padded, with `("collector", "mask")`."""
     traj_format: Literal["padded", "cat"] | None
+    """"cat": episodes of `trajs_per_batch` one after the other, `[frames]`."""
     compact_obs: bool
+    """Leave observations and states out of `next`: the next frame has them, unless a trajectory ended."""
     replay_buffer: Extendable | None
+    """Extended with each batch, `[environments, time]` where its storage has two dimensions, else with single frames;
+    iteration gives None."""
     pre_collect_hook: Hook | None
+    """Called without arguments before each batch is waited for."""
     post_collect_hook: Hook | None
+    """Called with each batch before it is handed out."""
     trust_policy: bool | None
+    """The policy takes TensorDicts, whatever its argument is called."""
     policy_factory: Hook | Sequence[Hook] | None
+    """Makes the policy in each collector: a callable, or one for each. A policy beside it is the source of weights."""
     pin_memory: bool
+    """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
     vectorization: Literal["subprocess", "inline"]
+    """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
     info: Sequence[str | Mapping[str, Any]]
+    """Ours: keys of gymnasium environments' info that are stored at the root of `next`, or items of `spec.env.info`."""
 
 
 class MakerKeywords(CollectorKeywords, total=False):
     frames_per_batch: int
+    """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""
 
 
 class OneCollectorKeywords(CollectorKeywords, total=False):
@@ -124,26 +94,37 @@ class OneCollectorKeywords(CollectorKeywords, total=False):
     create_env_kwargs: "Keywords | None"
 
 
-_FLAGS = frozenset(field.name for field in fields(CollectorSettings) if field.type in (bool, bool | None))
+_NAMES = tuple(MakerKeywords.__annotations__)
+_FLAGS = tuple(name for name, kind in MakerKeywords.__annotations__.items() if kind in (bool, bool | None))
+_USUAL: MakerKeywords = {
+    "frames_per_batch": 200,
+    "exploration_type": "random",
+    "vectorization": "subprocess",
+    "info": (),
+}
+"""Where something is meant by leaving an argument out; flags are False then, others None."""
+_LEAST = {"frames_per_batch": 1, "total_frames": 1, "trajs_per_batch": 1}
 
 
-def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> CollectorSettings:
-    """Check keyword arguments. `is_remote`: policies may act on other machines, whose devices are not known here.
-    Raises TypeError for an argument that collectors here do not have, and ValueError for an invalid value.
+def read_settings(given: Mapping[str, Any]) -> MakerKeywords:
+    """Check keyword arguments, and complete them: None means left out. Raises TypeError for an argument that collectors
+    here do not have, and ValueError for an invalid value.
     """
-    known = [field.name for field in fields(CollectorSettings)]
-    meant: dict[str, Any] = {
-        name: as_flag(value, name) if name in _FLAGS and value is not None else plain(value)
-        for name, value in given.items()
-        if name in known or not _says_nothing(name, value)
-    }
-    if unknown := sorted(set(meant) - set(known)):
-        raise TypeError(f"collectors have no argument {unknown[0]}={meant[unknown[0]]!r}; known: {', '.join(known)}")
-    settings = CollectorSettings(**meant)
+    meant = {name: plain(value) for name, value in given.items() if name in _NAMES or not _says_nothing(name, value)}
+    if unknown := sorted(set(meant) - set(_NAMES)):
+        raise TypeError(f"collectors have no argument {unknown[0]}={meant[unknown[0]]!r}; known: {', '.join(_NAMES)}")
+    values: dict[str, Any] = {**dict.fromkeys(_NAMES), **dict.fromkeys(_FLAGS, False), **_USUAL}
+    values |= {name: value for name, value in meant.items() if value is not None}
+    for name in _FLAGS:
+        values[name] = as_flag(values[name], name)
+    for name in (*_LEAST, "max_frames_per_traj", "init_random_frames"):
+        value = values[name]
+        is_none = value is None or (value == -1 and name == "total_frames")
+        if not is_none and (isinstance(value, bool) or not isinstance(value, int) or value < _LEAST.get(name, value)):
+            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more, or None for no limit")
+    settings = cast("MakerKeywords", values)
     _check(settings)
-    exploration_of(settings.exploration_type)
-    for name in ("device", "storing_device", "policy_device", "env_device"):
-        devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
+    settings["exploration_type"] = exploration_of(settings["exploration_type"])
     return settings
 
 
@@ -151,37 +132,21 @@ def _says_nothing(name: str, value: Any) -> bool:
     return name in MEANINGLESS or value is None or (value == _DEFAULTS[name] if name in _DEFAULTS else value is False)
 
 
-def _check(settings: CollectorSettings) -> None:
-    if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
-        raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is not a number of frames; give 1 or more")
-    total = settings.total_frames
-    if total is not None and (not _is_count(total) or (total < 1 and total != -1)):
-        raise ValueError(f"total_frames {total!r} is not a number of frames; give 1 or more, or -1 for no limit")
-    for name in ("max_frames_per_traj", "init_random_frames"):
-        value = getattr(settings, name)
-        if value is not None and not _is_count(value):
-            raise ValueError(f"{name} {value!r} is not a number of frames; give 1 or more, or -1 for none")
-    count = settings.trajs_per_batch
-    if settings.traj_format not in (None, "padded", "cat"):
-        raise ValueError(f"traj_format must be 'padded' or 'cat', found {settings.traj_format!r}")
-    if count is None and settings.traj_format == "cat":
+def _check(settings: MakerKeywords) -> None:
+    count, form = settings["trajs_per_batch"], settings["traj_format"]
+    if form not in (None, "padded", "cat"):
+        raise ValueError(f"traj_format must be 'padded' or 'cat', found {form!r}")
+    if count is None and form == "cat":
         raise ValueError('traj_format "cat" is how whole episodes are handed out; give trajs_per_batch')
-    if count is not None and (not _is_count(count) or count < 1 or settings.split_trajs):
-        raise ValueError(
-            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
-            "split already"
-        )
-    most, frames = room_of(settings.replay_buffer)[0], settings.frames_per_batch
+    if count is not None and settings["split_trajs"]:
+        raise ValueError("trajs_per_batch gives whole episodes, which come split already; leave split_trajs out")
+    most, frames = room_of(settings["replay_buffer"])[0], settings["frames_per_batch"]
     # How much a postproc leaves of a batch is unknown.
-    if most is not None and settings.postproc is None and frames > most:
+    if most is not None and settings["postproc"] is None and frames > most:
         raise ValueError(
             f"replay_buffer holds {most:,} frames and frames_per_batch is {frames:,}: the first would be "
             "overwritten before they are read; make it larger, or frames_per_batch smaller"
         )
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def exploration_of(given: Any) -> ExplorationType:
@@ -214,21 +179,14 @@ def check_device(given: Any, name: str, *, is_remote: bool = False) -> str:
         return ""
     try:
         device = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {given!r} is not a torch device: {str(error).splitlines()[0]}") from error
-    if is_remote:
-        return str(device)
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"{name} {device} does not exist: torch finds {count} CUDA devices; use another, or cpu")
-        return str(device)
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        raise ValueError(
-            f"{name} {device} cannot be used here: {str(error).partition('. ')[0].rstrip('.')}; use another, or cpu"
-        ) from error
+        if device.type == "cuda" and not is_remote:  # counted: a tensor would take memory of the device
+            if (device.index or 0) >= (count := torch.cuda.device_count()):
+                raise RuntimeError(f"torch finds {count} CUDA devices")  # noqa: TRY301  # one sentence for all
+        elif not is_remote:
+            torch.empty(0, device=device)
+    except (RuntimeError, TypeError, AssertionError, NotImplementedError, ImportError) as error:
+        why = str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+        raise ValueError(f"{name} {given!r} cannot be used here: {why}; use another, or cpu") from error
     return str(device)
 
 
@@ -285,12 +243,12 @@ def own_settings(
     overrides = []
     for one in each:
         own = {name: one[name] for name in _COLLECTING if name in one}
-        settings = read_settings(own, num_collectors=num_collectors)
+        settings = read_settings(own)
         fields = {
-            "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings.max_frames_per_traj)),
-            "init_random_frames": ("init_random_frames", limit(settings.init_random_frames)),
-            "reset_at_each_iter": ("reset_at_each_batch", settings.reset_at_each_iter),
-            "exploration_type": ("exploration_type", exploration_of(settings.exploration_type)),
+            "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings["max_frames_per_traj"])),
+            "init_random_frames": ("init_random_frames", limit(settings["init_random_frames"])),
+            "reset_at_each_iter": ("reset_at_each_batch", settings["reset_at_each_iter"]),
+            "exploration_type": ("exploration_type", settings["exploration_type"]),
         }
         overrides.append(dict(fields[name] for name in own))
     return result, tuple(overrides)

@@ -70,7 +70,7 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (policy, {"weights": numbered(3)}, "weights were given more than once"),
             (None, {"worker_ids": 7}, "worker_ids 7 is not a collector"),
-            (None, {"worker_ids": []}, r"worker_ids is empty: there are \[0, 1\]"),
+            (None, {"worker_ids": []}, r"worker_ids \[\] is not a collector, or several: there are \[0, 1\]"),
         ]
         for weights, given, words in wrong:
             with pytest.raises(ValueError, match=words):

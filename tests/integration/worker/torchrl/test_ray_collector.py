@@ -126,7 +126,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
     for num_envs, kwargs, words in (
         (3, {}, "num_envs 3"),
         (1, {"split_trajs": True}, "collector_kwargs have split_trajs, which all collectors have in common"),
-        (1, {"policy_device": "gpu"}, "policy_device 'gpu' is not a torch device"),
+        (1, {"policy_device": "gpu"}, "policy_device 'gpu' cannot be used here"),
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             collector.add_collectors([CountingEnv], num_envs, None, kwargs)

@@ -4,9 +4,8 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from dataclasses import fields
 from types import SimpleNamespace
-from typing import Any, get_type_hints
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -24,12 +23,10 @@ from cormorant_compat.torchrl import (
 )
 from cormorant_compat.torchrl.batches import EpisodePool, StoreInBuffer, mark_padding
 from cormorant_compat.torchrl.collectors import make_collector_onpolicy
-from cormorant_compat.torchrl.plan import CollectionPlan, count_collectors, next_seed, share_out
+from cormorant_compat.torchrl.plan import count_collectors, make_plan, next_seed, share_out
 from cormorant_compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_compat.torchrl.pool import Pool, PoolOptions
 from cormorant_compat.torchrl.settings import (
-    CollectorKeywords,
-    CollectorSettings,
     exploration_of,
     limit,
     own_settings,
@@ -45,13 +42,7 @@ from cormorant_worker.errors import ControlTimeout, ManifestError, WeightsError
 from cormorant_worker.policy.exploration import ExplorationType
 
 
-def test_type_checkers_know_every_argument() -> None:
-    settings = {field.name: field.type for field in fields(CollectorSettings) if field.name != "frames_per_batch"}
-    known = get_type_hints(CollectorKeywords, localns={"Devices": object})
-    assert known.keys() == settings.keys()
-    assert {name: known[name] for name in settings if "device" not in name} == {
-        name: kind for name, kind in settings.items() if "device" not in name
-    }
+def test_type_checkers_know_every_option_of_pools() -> None:
     assert PoolOptions.__annotations__.keys() == inspect.signature(Pool).parameters.keys() - {"build"}
 
 
@@ -114,10 +105,10 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
 
 def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
     given = {"reset_at_each_iter": -False, "pin_memory": 1, "split_trajs": np.True_, "frames_per_batch": np.int64(7)}
-    settings = read_settings(given, num_collectors=1)
-    assert (settings.reset_at_each_iter, settings.pin_memory, settings.split_trajs) == (False, True, True)
-    assert [type(getattr(settings, name)) for name in given] == [bool, bool, bool, int]
-    plan = CollectionPlan(mode="async", makers=share_out(CountingEnv, None, 1, 1), policy=None, settings=settings)
+    plan = make_plan("async", share_out(CountingEnv, None, 1, 1), None, given)
+    settings = plan.settings
+    assert (settings["reset_at_each_iter"], settings["pin_memory"], settings["split_trajs"]) == (False, True, True)
+    assert [type(settings[name]) for name in given] == [bool, bool, bool, int]
     assert plan.job().spec.collection.reset_at_each_batch is False
     two = np.int64(2)
     assert [len(own) for own in share_out(CountingEnv, None, two, two)] == [2, 2]
@@ -129,7 +120,7 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
     [
         ({"reset_at_each_iter": 2}, ValueError, "reset_at_each_iter 2 is neither true nor false"),
         ({"pin_memory": "no"}, ValueError, "pin_memory 'no' is neither true nor false"),
-        ({"frames_per_bach": 3}, TypeError, "no argument frames_per_bach=3; known: frames_per_batch, "),
+        ({"frames_per_bach": 3}, TypeError, "no argument frames_per_bach=3; known: total_frames, "),
         ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
         ({"frames_per_batch": 1.5}, ValueError, "frames_per_batch 1.5"),
         ({"total_frames": 0}, ValueError, "total_frames 0"),
@@ -138,18 +129,18 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
         ({"reset_when_done": False}, TypeError, "no argument reset_when_done=False"),
         ({"seed": 0}, TypeError, "no argument seed=0"),
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
-        ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
-        ({"device": "gpu"}, ValueError, "'gpu' is not a torch device"),
-        ({"device": "mps"}, ValueError, "device mps cannot be used here: .*; use another, or cpu"),
-        ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device cuda:99 does not exist"),
+        ({"device": "cuda:99"}, ValueError, "device 'cuda:99' cannot be used here"),
+        ({"device": "gpu"}, ValueError, "'gpu' cannot be used here"),
+        ({"device": "mps"}, ValueError, "device 'mps' cannot be used here: .*; use another, or cpu"),
+        ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device 'cuda:99' cannot be used here"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
-        ({"env_device": "cuda:99"}, ValueError, "env_device cuda:99 does not exist"),
+        ({"env_device": "cuda:99"}, ValueError, "env_device 'cuda:99' cannot be used here"),
         ({"replay_buffer": Buffer(199)}, ValueError, "holds 199 frames and frames_per_batch is 200"),
     ],
 )
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        read_settings(given, num_collectors=2)
+        make_plan("async", share_out(CountingEnv, None, 1, 2), None, given)
 
 
 def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
@@ -164,11 +155,11 @@ def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
 
 def test_arguments_that_are_fine_or_mean_nothing_are_accepted() -> None:
     for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
-        assert read_settings(given, num_collectors=2).replay_buffer is given["replay_buffer"]
+        assert read_settings(given)["replay_buffer"] is given["replay_buffer"]
     ignored = {"use_buffers": True, "no_cuda_sync": True, "extend_buffer": False, "auto_register_policy_transforms": 1}
     ignored |= {"reset_when_done": True, "cat_results": "stack", "compile_policy": False, "weight_recv_schemes": {}}
     ignored |= {"weight_sync_schemes": {"policy": object()}}
-    assert read_settings(ignored, num_collectors=1) == read_settings({}, num_collectors=1)
+    assert read_settings(ignored) == read_settings({})
 
 
 def test_exploration_types_are_read_from_strings_and_enums() -> None:
@@ -266,12 +257,12 @@ def test_huge_numbers_become_the_largest_count(given: int | None, meant: int) ->
         ({"max_weight_update_interval": -3}, ValueError, "max_weight_update_interval -3"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
-        ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
-        ({"collector_kwargs": [{}, {"policy_device": "xpu"}]}, ValueError, "policy_device xpu cannot be used here"),
+        ({"device": "cuda:99"}, ValueError, "device 'cuda:99' cannot be used here"),
+        ({"collector_kwargs": [{}, {"policy_device": "xpu"}]}, ValueError, "policy_device 'xpu' cannot be used here"),
         (
             {"device": "cuda:99", "ray_init_config": {"address": "10.0.0.1:6379"}},
             ValueError,
-            "storing_device .left out, so that of device. cuda:99 does not exist",
+            "storing_device .left out, so that of device. 'cuda:99' cannot be used here",
         ),
         ({"sync": True, "storing_device": ["cpu", "meta"]}, ValueError, "differs between collectors"),
     ],
@@ -325,9 +316,8 @@ def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
 
         def __init__(self) -> None:
             self._plan = SimpleNamespace(mode="async", num_collectors=1)
-            self._settings = read_settings({}, num_collectors=1)
             self.pushed, self.weight_updater, self.policy, self.pre_collect_hook = 0, self, None, None
-            self._updates_each, self._update_interval = False, 3
+            self._updates_each, self._update_interval, self._total = False, 3, 0
             self._batches_since, self._last = Counter(), ()
             self._taken, self._has_begun, self._seeded_at = None, True, 0.0
             loan = SimpleNamespace(parts=[SimpleNamespace(worker="cpu-0", sealed_at=0.0)], release=lambda: None)
@@ -410,7 +400,7 @@ def test_padding_has_the_trajectory_id_of_torchrls() -> None:
 
 
 def test_open_episode_keeps_its_own_frames_alone() -> None:
-    pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
+    pool = EpisodePool(read_settings({"trajs_per_batch": 1}))
     batch = frames([[1] * 10] + [[2] * 10] * 99, [[False] * 10] + [[False] * 9 + [True]] * 99)
     pool.add(batch, range(100))
     ((_, (piece,)),) = pool._open.values()
@@ -418,7 +408,7 @@ def test_open_episode_keeps_its_own_frames_alone() -> None:
 
 
 def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
-    pool = EpisodePool(read_settings({"trajs_per_batch": 1}, num_collectors=1))
+    pool = EpisodePool(read_settings({"trajs_per_batch": 1}))
     no, yes = False, True
     pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])
     assert not pool.complete
@@ -439,14 +429,14 @@ def test_stored_batches_are_split_and_processed() -> None:
     collector.fill(block, 10)
     buffer: list[Any] = []
     given: dict[str, Any] = {"replay_buffer": buffer, "frames_per_batch": 10}
-    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    StoreInBuffer(read_settings(given))(block)
     assert [int(frame["next", "terminated"]) for frame in buffer] == [0, 0, 1, 0, 0] * 2
     buffer.clear()
     shapes: list[Any] = []
     given |= {"split_trajs": True, "postproc": lambda batch: shapes.append(batch.shape) or batch}
-    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    StoreInBuffer(read_settings(given))(block)
     assert shapes == [(4, 3)]
     assert len(buffer) == 10
     given["replay_buffer"] = SimpleNamespace(client=lambda: buffer, extend=None)  # as TorchRL's RayReplayBuffer
-    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    StoreInBuffer(read_settings(given))(block)
     assert len(buffer) == 20
