@@ -57,6 +57,13 @@ def as_flag(value: Any, name: str) -> bool:
     return bool(value)
 
 
+def as_count(value: Any, name: str, *, least: int = 1) -> int:
+    value = plain(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{name} {value!r} is not a number of them; give {least} or more")
+    return value
+
+
 def room_of(buffer: Any) -> tuple[int | None, int]:
     """Most frames that a replay buffer holds, from TorchRL's attributes (None: it is of another kind or in another
     process), and the dimensions of its storage: with 2 it takes batches `[B, T]`, with 1 single frames.

@@ -14,7 +14,6 @@ from torchrl.data import Binary, Bounded, Categorical, Composite, MultiCategoric
 from torchrl.data import OneHot as OneHotSpec
 
 from cormorant_compat.torchrl.batches import FLAGS, REWARDS
-from cormorant_compat.torchrl.pool import Pool
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
 from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Rooted, Space, leaves, put_nested, unflattener
@@ -203,7 +202,7 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
         case MultiCategorical():
             nvec = spec.nvec[index].reshape(shape).numpy()
             return gymnasium.spaces.MultiDiscrete(nvec, dtype=_numpy_type(spec.dtype))
-        case Categorical() if spec.dtype is torch.bool:
+        case Categorical() | Unbounded() if spec.dtype is torch.bool:
             return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
         case Binary() if spec.dtype is torch.int8:
             return gymnasium.spaces.MultiBinary(tuple(spec.shape[num_dims:]))
@@ -219,8 +218,6 @@ def space_of(spec: TensorSpec, num_dims: int, *, parts: type[gymnasium.spaces.Di
             return gymnasium.spaces.Box(low, high, dtype=low.dtype.type)
         case Unbounded() if spec.dtype.is_floating_point:
             return gymnasium.spaces.Box(-np.inf, np.inf, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
-        case Unbounded() if spec.dtype is torch.bool:
-            return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
         case Unbounded():
             info = torch.iinfo(spec.dtype)
             low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
@@ -238,8 +235,9 @@ def _numpy_type(dtype: torch.dtype) -> Any:
 # -- the other way: specs of MultiThreadedEnv ------------------------------------------------------------------
 
 
-def set_specs(env: Any, pool: Pool) -> None:
-    """Give an EnvBase the specs of its pool."""
+def set_specs(env: Any) -> None:
+    """Give an EnvBase the specs of its `Pool`."""
+    pool = env.pool
     shape, device = torch.Size([pool.num_envs]), pool.named_device
     nested: dict[str, Any] = {}
     for leaf, space in zip(pool.observation, pool.observation_spaces, strict=True):

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDictBase
 
 from cormorant_compat.arguments import room_of
-from cormorant_compat.torchrl.settings import MakerKeywords, limit
+from cormorant_compat.torchrl.settings import MakerKeywords
 from cormorant_postproc import frames_of, split_trajectories
 from cormorant_postproc.pieces import first_step
 from cormorant_worker.collect.batch import stack_workers, to_tensordict, with_mask
@@ -99,8 +99,6 @@ class EpisodePool:
         self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
         """By environment: its trajectory's id, and the pieces so far."""
         self._ended: deque[TensorDictBase] = deque()
-        self.complete: deque[TensorDictBase] = deque()
-        """Batches `[N, longest]`, padded with zeros and masked; or one episode after the other, `[frames]`."""
         self.given_up = 0
         """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
@@ -124,30 +122,28 @@ class EpisodePool:
                 else:
                     # A copy: the piece itself would keep the whole batch.
                     self._open[env] = number, [*pieces, piece.clone()]
-        while len(self._ended) >= self._num_episodes:
-            self._complete(self._num_episodes)
 
     def clear(self) -> None:
         """Forget everything: what comes next continues with nothing that is here."""
         self.given_up += len(self._open)
         self._open.clear()
         self._ended.clear()
-        self.complete.clear()
 
-    def finish(self) -> bool:
-        """Complete a last batch of those that have ended, if there are any: fewer than N. Open ones are given up."""
-        self.given_up += len(self._open)
-        self._open.clear()
-        if self._ended:
-            self._complete(len(self._ended))
-        return bool(self.complete)
-
-    def _complete(self, count: int) -> None:
-        episodes = [self._ended.popleft() for _ in range(count)]
+    def take(self, *, is_last: bool = False) -> TensorDictBase | None:
+        """N episodes, None if fewer have ended: `[N, longest]`, padded with zeros and masked, or one after the other,
+        `[frames]`. `is_last`: nothing comes any more, so fewer will do, and open ones are given up.
+        """
+        if is_last:
+            self.given_up += len(self._open)
+            self._open.clear()
+        elif len(self._ended) < self._num_episodes:
+            return None
+        episodes = [self._ended.popleft() for _ in range(min(self._num_episodes, len(self._ended)))]
+        if not episodes:
+            return None
         if not self._is_padded:
-            self.complete.append(torch.cat(episodes))
-            return
-        self.complete.append(stack_workers([with_mask(episode.unsqueeze(0)) for episode in episodes]))
+            return torch.cat(episodes)
+        return stack_workers([with_mask(episode.unsqueeze(0)) for episode in episodes])
 
 
 def extend_buffer(buffer: Any, batch: TensorDictBase) -> None:
@@ -171,7 +167,7 @@ class StoreInBuffer:
         self._splits = settings["split_trajs"]
         self._postproc = settings["postproc"]
         self._is_compact = settings["compact_obs"]
-        self._counts = StepCounts() if limit(settings["max_frames_per_traj"]) else None
+        self._counts = StepCounts() if settings["max_frames_per_traj"] else None
 
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)

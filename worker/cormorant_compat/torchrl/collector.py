@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate, chain
+from math import ceil, inf, isinf
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
@@ -29,7 +30,7 @@ from cormorant_compat.torchrl.policy import (
     on_cpu,
     read_weights,
 )
-from cormorant_compat.torchrl.settings import Hook, broadcast, limit
+from cormorant_compat.torchrl.settings import Hook, broadcast
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import split_trajectories
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -85,9 +86,8 @@ class FleetCollector:
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
         self.requested_frames_per_batch = settings["frames_per_batch"]
-        self.init_random_frames = limit(settings["init_random_frames"])
-        self._total = limit(settings["total_frames"])
-        """Frames in all; 0: no limit."""
+        self.init_random_frames = settings["init_random_frames"]
+        self.total_frames: float = settings["total_frames"] or inf
         self.replay_buffer = settings["replay_buffer"]
         self.pre_collect_hook: Hook | None = settings["pre_collect_hook"]
         """Called without arguments before each batch is waited for; may be exchanged, and so may the next two."""
@@ -101,7 +101,7 @@ class FleetCollector:
         """By time.monotonic()."""
         self._running: FreeRunning | None = None
         self._pool = None if settings["trajs_per_batch"] is None else batches.EpisodePool(settings)
-        self._counts = batches.StepCounts() if limit(settings["max_frames_per_traj"]) else None
+        self._counts = batches.StepCounts() if settings["max_frames_per_traj"] else None
         job = plan.job()
         (self._group,) = (group.name for group in job.spec.worker_groups)
         self.fleet: WorkerFleet = self._open(job, made)
@@ -169,11 +169,11 @@ class FleetCollector:
 
     def __len__(self) -> int:
         """Batches in all. Raises NoLength, a RuntimeError: there is no end, or the number is unknown."""
-        if not self._total:
+        if isinf(self.total_frames):
             raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
         if self._pool is not None:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
-        return -(-self._total // self.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+        return ceil(self.total_frames / self.frames_per_batch)  # both are at least 1
 
     @property
     def frames_per_batch(self) -> int:
@@ -185,16 +185,15 @@ class FleetCollector:
         """The next batch, in a tuple; None when nothing is left."""
         frames = 0  # to be counted once postproc has not raised
         if (pool := self._pool) is not None:
-            while not pool.complete:
-                loan = self._begin()
-                if loan is None:
-                    if not pool.finish():
+            while (episodes := pool.take()) is None:
+                if (loan := self._begin()) is None:
+                    if (episodes := pool.take(is_last=True)) is None:
                         return None
-                    continue
+                    break
                 batch = self._frames_of(loan)
                 self._frames += loan.num_frames
                 pool.add(self._place(batch, loan), _envs_of(batch, loan))
-            batch = pool.complete.popleft()
+            batch = episodes
         else:
             if (loan := self._begin()) is None:
                 return None
@@ -227,7 +226,7 @@ class FleetCollector:
         return (None,)
 
     def _begin(self) -> Loan | None:
-        if self.pre_collect_hook is not None and not 0 < self._total <= self._frames:
+        if self.pre_collect_hook is not None and self._frames < self.total_frames:
             self.pre_collect_hook()
         if self._taken is not None:
             self._taken.release()
@@ -367,18 +366,17 @@ class FleetCollector:
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """Continue from a `state_dict()` of a collector with the same arguments. Raises StateError if it does not fit,
-        or, with `strict`, lacks a key.
+        """Continue from a `state_dict()` of a collector with the same arguments. Raises StateError if it does not fit.
+        `strict`: of the policy's weights.
         """
-        missing = [name for name in ("frames", "iter", "fleet") if name not in state_dict]
-        if missing and (strict or "fleet" in missing):
+        if missing := [name for name in ("frames", "iter", "fleet") if name not in state_dict]:
             raise StateError(f"the state has no {', '.join(missing)}; give what state_dict() gave")
         if self._taken is not None:
             self._taken.release()
             self._taken = None
         self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
-        self._frames = int(state_dict.get("frames", 0))
-        self._iterations = int(state_dict.get("iter", 0))
+        self._frames = int(state_dict["frames"])
+        self._iterations = int(state_dict["iter"])
         if self._counts is not None:
             self._counts.following = dict(state_dict.get("step_counts", {}))
         if isinstance(self.policy, torch.nn.Module) and "policy_state_dict" in state_dict:
@@ -390,17 +388,19 @@ class FleetCollector:
         if self._pool is not None:
             self._pool.clear()
 
-    def stats(self, workers: Literal["aggregate", "per_worker", "both"] | None = None) -> dict[str, Any]:
-        """Counts ("aggregate"), and the state of each collector ("per_worker")."""
-        if workers not in (None, "aggregate", "per_worker", "both"):
-            raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
+    def stats(
+        self, workers: Literal["aggregate", "per_worker", "both"] | None = None, timeout: float = 10.0
+    ) -> dict[str, Any]:
+        """Counts ("aggregate"), and the state of each collector ("per_worker"). Ignores `timeout`."""
+        del timeout  # the fleet knows already, no worker is asked
         found = self.fleet.stats()
-        sizes = {"workers": len(found.workers), "workers_alive": sum(worker.pid != 0 for worker in found.workers)}
+        sizes = {"workers": self.num_workers, "workers_alive": sum(worker.pid != 0 for worker in found.workers)}
         general = {
             "frames": self._frames,
+            "worker_frames": found.frames,
             "batches": self._iterations,
-            "total_frames": self._total or -1,
-            "completed": 0 < self._total <= self._frames,
+            "total_frames": -1 if isinf(self.total_frames) else self.total_frames,
+            "completed": self._frames >= self.total_frames,
             "requested_frames_per_batch": self.requested_frames_per_batch,
             "policy_version": found.version,
             "restarts": found.restarts,
@@ -443,32 +443,27 @@ class FleetCollector:
 
     # -- running free, the end ---------------------------------------------------------------------------------
 
-    @property
-    def total_frames(self) -> float:
-        """Total number of frames; infinite without a limit."""
-        return self._total or float("inf")
-
     def start(self) -> None:
         """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`. Raises
         RuntimeError if there is no replay buffer.
         """
         if self.replay_buffer is None:
             raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
-        if self._running is None or not self._running.is_running:
+        if not self.is_running():
             self._running = FreeRunning(self._collect)
 
     def is_running(self) -> bool:
         return self._running is not None and self._running.is_running
 
     @contextmanager
-    def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
+    def pause(self, timeout: float = 30.0) -> Iterator[None]:
         """Within the block, nothing is stepped and the buffer does not change. Has no effect before `start`. Raises
         ControlTimeout if the current batch does not end within `timeout` seconds; the collector keeps running.
         """
-        if self._running is None or not self._running.is_running:
+        if self._running is None or not self.is_running():
             yield
             return
-        with self._running.held(timeout, resume=resume):
+        with self._running.held(timeout):
             self.fleet.pause()
             try:
                 yield
@@ -493,21 +488,16 @@ class FleetCollector:
         if error is not None and raise_on_error:
             raise error
 
+    async_shutdown = shutdown
+
     def _close(self) -> None:
         self.fleet.close()
-
-    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> None:
-        self.shutdown(timeout, close_env=close_env)
 
     def __enter__(self) -> "FleetCollector":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def __repr__(self) -> str:
-        plan = self._plan
-        return f"{type(self).__name__}({plan.num_collectors} collectors, {plan.mode}, frames={self._frames})"
 
 
 def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:

@@ -1,11 +1,6 @@
 """TorchRL's collector classes, `Collector` in this process and the others over worker processes, and its helpers that
 make collectors: `sync_sync_collector`, `sync_async_collector`, `make_collector_onpolicy`, `make_collector_offpolicy`.
 
-    Collector                    one collector in this process; the policy that acts is the learner's own
-    MultiSyncCollector           a process each, one batch of all of them
-    MultiAsyncCollector          a process each, batches as they come
-    AsyncCollector               one process
-
 `SyncDataCollector`, `MultiSyncDataCollector`, `MultiaSyncDataCollector` and `aSyncDataCollector` are their older names.
 """
 
@@ -16,12 +11,12 @@ from typing import Any, Self, Unpack, cast
 
 import torch
 
-from cormorant_compat.arguments import Devices, Environment, Keywords, Policy
+from cormorant_compat.arguments import Devices, Environment, Keywords, Policy, as_count
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute, resolve
 from cormorant_compat.torchrl.in_process import InProcessFleet
-from cormorant_compat.torchrl.plan import Mode, count_collectors, make_plan, share_out
-from cormorant_compat.torchrl.settings import CollectorKeywords, MakerKeywords, OneCollectorKeywords
+from cormorant_compat.torchrl.plan import Mode, make_plan, share_out
+from cormorant_compat.torchrl.settings import CollectorKeywords, MakerKeywords
 from cormorant_contract.job import CollectorJob
 from cormorant_postproc import MultiStep
 from cormorant_worker.collect.overrides import WorkerOverrides
@@ -42,14 +37,12 @@ class Collector(FleetCollector):
 
     def __new__(
         cls,
-        create_env_fn: "Environment | Sequence[Environment]",
-        policy: "Policy | None" = None,
-        *,
+        *args: Any,
         backend: str | None = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
         backend_options: Mapping[str, Any] | None = None,
-        **kwargs: Unpack[OneCollectorKeywords],
+        **kwargs: Any,
     ) -> Self:
         options = dict(backend_options or {})
         backend = backend or ("direct" if num_collectors is None else "process")
@@ -67,10 +60,10 @@ class Collector(FleetCollector):
         if backend == "ray":
             from cormorant_compat.torchrl.ray_collector import RayCollector
 
-            made = RayCollector(create_env_fn, policy, num_collectors=num_collectors, sync=bool(sync), **given)
+            made = RayCollector(*args, num_collectors=num_collectors, sync=bool(sync), **given)
         else:
             kind = MultiSyncCollector if sync else MultiAsyncCollector
-            made = kind(create_env_fn, policy, num_workers=num_collectors, **given)
+            made = kind(*args, num_workers=num_collectors, **given)
         return cast(Self, made)  # what most scripts get; `backend` tells the others
 
     def __init__(
@@ -127,14 +120,12 @@ class Collector(FleetCollector):
         list_of_args: Sequence[Sequence[Any]] | None = None,
         list_of_kwargs: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Any]:
-        """Call a method of this collector, or of an object it holds, once for each entry of the lists."""
+        """Call a method of this collector, or of an object it holds, once for each entry of the lists. Raises
+        ValueError if one of them is longer.
+        """
         count = max(len(list_of_args or ()), len(list_of_kwargs or ()), 1)
-        arguments, keywords = list_of_args or [()] * count, list_of_kwargs or [{}] * count
-        if len(arguments) != len(keywords):
-            raise ValueError(
-                f"list_of_args has {len(arguments)} entries and list_of_kwargs {len(keywords)}; give the same length"
-            )
-        return [execute(self, method_name, *given, **named) for given, named in zip(arguments, keywords, strict=True)]
+        arguments = zip(list_of_args or [()] * count, list_of_kwargs or [{}] * count, strict=True)
+        return [execute(self, method_name, *given, **named) for given, named in arguments]
 
     def reset(self) -> None:
         self.fleet.restart()
@@ -143,8 +134,6 @@ class Collector(FleetCollector):
 
 class _MultiCollector(FleetCollector):
     mode: Mode
-    _is_one = False
-    """Has one collector, and refuses more."""
 
     def __init__(
         self,
@@ -164,10 +153,7 @@ class _MultiCollector(FleetCollector):
             ValueError, TypeError: invalid arguments; before anything starts.
             WorkerFailed: a collector cannot start; says why.
         """
-        count = count_collectors(create_env_fn, num_workers, "num_workers")
-        if self._is_one and count > 1:
-            raise ValueError(f"{type(self).__name__} is one collector, not {count}; use MultiAsyncCollector")
-        makers = share_out(create_env_fn, create_env_kwargs, 1, count)
+        makers = share_out(create_env_fn, create_env_kwargs, 1, num_workers)
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, **kwargs}
         super().__init__(make_plan(self.mode, makers, policy, given, seed=_drawn_seed()))
 
@@ -187,8 +173,6 @@ class MultiAsyncCollector(_MultiCollector):
 
 class AsyncCollector(MultiAsyncCollector):
     """One collector in its own process, which keeps collecting while the learner learns."""
-
-    _is_one = True
 
 
 SyncDataCollector = Collector
@@ -286,14 +270,10 @@ def make_collector_offpolicy(
 
 
 def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_policy: bool) -> FleetCollector:
-    workers, per = int(cfg.num_workers), int(cfg.env_per_collector)
-    if workers < 1 or per < 1 or workers < per:
-        raise ValueError(
-            f"num_workers {workers} and env_per_collector {per}: there must be at least as many environments as one "
-            "collector has, and one at least"
-        )
-    if (seed := int(cfg.seed)) < 0:
-        raise ValueError(f"seed {seed} cannot be: seeds begin at 0")
+    workers, per = as_count(cfg.num_workers, "num_workers"), as_count(cfg.env_per_collector, "env_per_collector")
+    if workers < per:
+        raise ValueError(f"num_workers {workers} and env_per_collector {per}: a collector has more than there are")
+    seed = as_count(cfg.seed, "seed", least=0)
     kwargs: dict[str, Any] = {
         "max_frames_per_traj": getattr(cfg, "max_frames_per_traj", -1),
         "frames_per_batch": cfg.frames_per_batch,

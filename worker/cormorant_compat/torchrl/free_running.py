@@ -29,8 +29,8 @@ class FreeRunning:
         return self._thread.is_alive()
 
     @contextmanager
-    def held(self, timeout_s: float, *, resume: bool) -> Iterator[None]:
-        """Inside, it collects nothing; it goes on afterwards, whatever happens inside, unless `resume` is False."""
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Inside, it collects nothing; it goes on afterwards, whatever happens inside."""
         with self._changed:
             self._holds += 1
             if not self._changed.wait_for(lambda: not self._is_collecting, timeout_s):
@@ -42,8 +42,6 @@ class FreeRunning:
         finally:
             with self._changed:
                 self._holds -= 1
-                if not resume:
-                    self._is_wanted = False
                 self._changed.notify_all()
 
     def stop(self, timeout_s: float) -> BaseException | None:

@@ -9,8 +9,8 @@ import cloudpickle
 import gymnasium
 import numpy as np
 
-from cormorant_compat.arguments import plain
-from cormorant_compat.torchrl.settings import MakerKeywords, broadcast, check_device, devices_of, limit, read_settings
+from cormorant_compat.arguments import as_count
+from cormorant_compat.torchrl.settings import MakerKeywords, broadcast, check_device, devices_of, read_settings
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.scripted import info_block, script_job
@@ -48,13 +48,13 @@ class CollectionPlan:
         collection: dict[str, Any] = {
             "mode": self.mode,
             "framesPerBatch": -(-settings["frames_per_batch"] // self.share),
-            "initRandomFrames": limit(settings["init_random_frames"]),
-            "maxFramesPerTrajectory": limit(settings["max_frames_per_traj"]),
+            "initRandomFrames": settings["init_random_frames"],
+            "maxFramesPerTrajectory": settings["max_frames_per_traj"],
             "resetAtEachBatch": settings["reset_at_each_iter"],
             "seed": self.seed,
         }
-        if total := limit(settings["total_frames"]):
-            collection["totalFrames"] = total
+        if settings["total_frames"]:
+            collection["totalFrames"] = settings["total_frames"]
         if self.mode == "sync":
             # Nothing is stepped between two batches: the next one is collected with what was learned from this one.
             collection["weights"] = {"maxStaleness": 0}
@@ -179,20 +179,6 @@ class Maker:
         )
 
 
-def count_collectors(create_env_fn: Any, given: int | None, name: str = "num_collectors") -> int:
-    """Number of collectors: the length of a list, else the given number, else one."""
-    given = plain(given)
-    if given is not None and (isinstance(given, bool) or given < 1):
-        raise ValueError(f"{name} {given!r}; give 1 or more")
-    if not isinstance(create_env_fn, list | tuple):
-        return given or 1
-    if not create_env_fn:
-        raise ValueError("create_env_fn is an empty list; give at least one callable that makes an environment")
-    if given not in (None, len(create_env_fn)):
-        raise ValueError(f"create_env_fn has {len(create_env_fn)} entries and {name} is {given}; give one of them")
-    return len(create_env_fn)
-
-
 def share_out(
     env_fns: Any, env_kwargs: Any, num_env_per_collector: int | None, num_collectors: int | None
 ) -> tuple[tuple[Maker, ...], ...]:
@@ -208,14 +194,12 @@ def share_out(
         ValueError: numbers that do not fit together.
         TypeError: something that makes no environment.
     """
-    per, count = plain(num_env_per_collector), plain(num_collectors)
-    for name, value in (("num_env_per_collector", per), ("num_collectors", count)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more")
+    per = None if num_env_per_collector is None else as_count(num_env_per_collector, "num_env_per_collector")
+    count = None if num_collectors is None else as_count(num_collectors, "num_collectors")
     if isinstance(env_fns, list | tuple):
         n = len(env_fns)
         if not n:
-            raise ValueError("env_fns is an empty list; give at least one callable that makes an environment")
+            raise ValueError("the list of environments is empty; give at least one callable that makes an environment")
         if per is None:
             per = 1 if count is None else -(-n // count)
         count = count or -(-n // per)

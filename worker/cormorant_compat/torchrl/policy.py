@@ -89,22 +89,18 @@ def call_factory(factory: Callable[[], Any], is_trusted: bool) -> Any:
 
 def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
     """A state dict of weights in any of TorchRL's forms, with the wrapper's prefix where `policy`, in use, has it."""
+    is_within = isinstance(policy, OnTensorDicts) and not isinstance(given, OnTensorDicts)
     if isinstance(given, nn.Module):
-        found: dict[str, Any] = dict(given.state_dict())
-        is_whole = isinstance(given, OnTensorDicts)
+        given = given.state_dict()
     elif isinstance(given, TensorDictBase):
-        flat = given.detach().flatten_keys(".")
-        found = {str(name): flat.get(name) for name in flat.keys()}  # noqa: SIM118  # a TensorDict, not a dict
-        is_whole = False
-    elif isinstance(given, Mapping):
-        found, is_whole = {str(name): value for name, value in given.items()}, False
-    else:
+        given = given.flatten_keys(".").to_dict()
+    if not isinstance(given, Mapping):
         raise WeightsError(f"weights are a {type(given).__name__}; give a module, a TensorDict or a state dict")
     # Extra state and the like is not tensors.
-    tensors = {name: value.detach() for name, value in found.items() if isinstance(value, torch.Tensor)}
-    if missing := sorted(set(found) - set(tensors)):
-        raise WeightsError(f"weights {', '.join(missing)} are not tensors; leave them out")
-    if isinstance(policy, OnTensorDicts) and not is_whole:
+    if wrong := sorted(str(name) for name, value in given.items() if not isinstance(value, torch.Tensor)):
+        raise WeightsError(f"weights {', '.join(wrong)} are not tensors; leave them out")
+    tensors = {str(name): value.detach() for name, value in given.items()}
+    if is_within:
         tensors = {name if name.startswith(WRAPPED) else WRAPPED + name: value for name, value in tensors.items()}
     return tensors
 

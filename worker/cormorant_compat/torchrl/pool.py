@@ -264,7 +264,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         if HAS_TORCHRL:
             from cormorant_compat.torchrl.adapter import set_specs
 
-            set_specs(self, pool)
+            set_specs(self)
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
         """The environments in the form that Cormorant's collectors step."""

@@ -4,20 +4,18 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import torch
 
-from cormorant_compat.arguments import Environment, Keywords, Policy, as_flag, plain
+from cormorant_compat.arguments import Environment, Keywords, Policy, as_count, as_flag
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
-from cormorant_compat.torchrl.plan import Maker, count_collectors, make_plan, number_of, place_envs
+from cormorant_compat.torchrl.plan import make_plan, number_of, share_out
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, on_cpu
 from cormorant_compat.torchrl.settings import (
     CollectorKeywords,
-    broadcast,
     check_class,
-    devices_of,
     is_connected,
     own_settings,
     ray_options,
@@ -86,7 +84,9 @@ class RayCollector(FleetCollector):
     ) -> None:
         del weight_sync_schemes
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
-        count = count_collectors(create_env_fn, num_collectors)
+        num_envs = as_count(num_workers_per_collector, "num_workers_per_collector")
+        makers = tuple(own * num_envs for own in share_out(create_env_fn, create_env_kwargs, 1, num_collectors))
+        count = len(makers)
         check_class(collector_class)
         given: dict[str, Any] = {"frames_per_batch": frames_per_batch, **kwargs}
         given, overrides = own_settings(collector_kwargs, num_collectors=count, given=given)
@@ -94,13 +94,8 @@ class RayCollector(FleetCollector):
         self._ray_options = ray_options(ray_init_config, self._remote)
         self._has_other_devices = bool(self._ray_options.address) or is_connected()
         """Collectors may act on other machines."""
-        interval = plain(max_weight_update_interval)
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
-            raise ValueError(
-                f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1"
-            )
         self._updates_each = updates
-        self._update_interval = interval
+        self._update_interval = as_count(max_weight_update_interval, "max_weight_update_interval", least=-1)
         self._batches_since: Counter[str] = Counter()
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
@@ -110,7 +105,6 @@ class RayCollector(FleetCollector):
         self.weight_updater = read_updater(weight_updater)
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
-        makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
         plan = make_plan(
             "sync" if sync else "async",
             makers,
@@ -175,45 +169,41 @@ class RayCollector(FleetCollector):
             ValueError, TypeError: invalid arguments.
             WorkerFailed, ControlTimeout: they cannot start.
         """
-        given = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
-        count = count_collectors(given, None)
         have = len(self._plan.makers[0])
+        makers = tuple(own * have for own in share_out(create_env_fn, None, None, None))
+        count = len(makers)
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
         taken, overrides = own_settings(collector_kwargs, num_collectors=count, given={})
         if common := sorted(set(taken) - {"device", "policy_device", "env_device"}):
             raise TypeError(f"collector_kwargs have {common[0]}, which all collectors have in common; leave it out")
         remote = remote_options(remote_configs, count)
-        makers = _makers(given, None, have, count)
-        acting = self._policy if policy is None else as_policy(policy)
-        devices, general = (
-            devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
-            for name in ("policy_device", "device")
-        )
-        place_envs(makers, taken.get("env_device"), is_remote=self._has_other_devices)
         usual, before = self._usual, self.num_collectors
+        is_usual = policy is None
+        plan = make_plan("async", makers, policy, taken, is_remote=self._has_other_devices, stores_here=False)
+        acting = self._policy if is_usual else as_policy(policy)
         added = [
             replace(
                 usual,
                 envs=makers[i],
-                policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
-                policy_factory=usual.policy_factory if policy is None else None,
+                policy=None if usual.policy_factory is not None and is_usual else on_cpu(acting),
+                policy_factory=usual.policy_factory if is_usual else None,
                 settings=overrides[i],
-                device=devices[i] or general[i] or usual.device,
+                device=plan.devices[i] or usual.device,
             )
             for i in range(count)
         ]
         data = [parts.to_bytes() for parts in added]
-        plan = self._plan
+        earlier = self._plan
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        self._plan = replace(plan, makers=(*plan.makers, *makers))
+        self._plan = replace(earlier, makers=(*earlier.makers, *makers))
         try:
             self.fleet.resize(self.num_collectors)
         except BaseException:
             self.fleet.resize(before, wait=False)
-            self._plan = plan
+            self._plan = earlier
             del self._remote[before:], self._parts[before:], self._devices[before:]
             raise
 
@@ -334,14 +324,6 @@ class RayCollector(FleetCollector):
 
     # -- running free, the end ---------------------------------------------------------------------------------
 
-    def stats(
-        self, workers: Literal["aggregate", "per_worker", "both"] | None = None, timeout: float = 10.0
-    ) -> dict[str, Any]:
-        """Counts as in the other collectors, with all collectors' frames as `worker_frames`. Ignores `timeout`."""
-        del timeout  # the fleet knows already, no worker is asked
-        own = {"workers": self.num_collectors, "worker_frames": self.fleet.stats(workers=False).frames}
-        return super().stats(workers) | own
-
     def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
         self,
         timeout: float | None = None,
@@ -372,12 +354,3 @@ class RayCollector(FleetCollector):
     ) -> None:
         """Run `shutdown` without blocking the event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
-
-
-def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:
-    num_envs = plain(num_envs)
-    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"num_workers_per_collector {num_envs!r} is not a number of environments; give 1 or more")
-    fns = broadcast(create_env_fn, "create_env_fn", count)
-    kwargs = broadcast(env_kwargs, "create_env_kwargs", count)
-    return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))

@@ -4,11 +4,11 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Any, Literal, Required, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
 
 import torch
 
-from cormorant_compat.arguments import Devices, Extendable, Keywords, as_flag, plain, room_of
+from cormorant_compat.arguments import Devices, Extendable, as_count, as_flag, plain, room_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_worker.fleet.options import RayOptions
 from cormorant_worker.policy.exploration import ExplorationType
@@ -89,11 +89,6 @@ class MakerKeywords(CollectorKeywords, total=False):
     """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""
 
 
-class OneCollectorKeywords(CollectorKeywords, total=False):
-    frames_per_batch: Required[int]
-    create_env_kwargs: "Keywords | None"
-
-
 _NAMES = tuple(MakerKeywords.__annotations__)
 _FLAGS = tuple(name for name, kind in MakerKeywords.__annotations__.items() if kind in (bool, bool | None))
 _USUAL: MakerKeywords = {
@@ -103,12 +98,13 @@ _USUAL: MakerKeywords = {
     "info": (),
 }
 """Where something is meant by leaving an argument out; flags are False then, others None."""
-_LEAST = {"frames_per_batch": 1, "total_frames": 1, "trajs_per_batch": 1}
+_ANY_SIGN = ("max_frames_per_traj", "init_random_frames")
+"""Numbers of which 0 and less mean none."""
 
 
 def read_settings(given: Mapping[str, Any]) -> MakerKeywords:
-    """Check keyword arguments, and complete them: None means left out. Raises TypeError for an argument that collectors
-    here do not have, and ValueError for an invalid value.
+    """Check keyword arguments, and complete them: None means left out, and limits that are none become 0. Raises
+    TypeError for an argument that collectors here do not have, and ValueError for an invalid value.
     """
     meant = {name: plain(value) for name, value in given.items() if name in _NAMES or not _says_nothing(name, value)}
     if unknown := sorted(set(meant) - set(_NAMES)):
@@ -117,11 +113,11 @@ def read_settings(given: Mapping[str, Any]) -> MakerKeywords:
     values |= {name: value for name, value in meant.items() if value is not None}
     for name in _FLAGS:
         values[name] = as_flag(values[name], name)
-    for name in (*_LEAST, "max_frames_per_traj", "init_random_frames"):
-        value = values[name]
-        is_none = value is None or (value == -1 and name == "total_frames")
-        if not is_none and (isinstance(value, bool) or not isinstance(value, int) or value < _LEAST.get(name, value)):
-            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more, or None for no limit")
+    for name in ("frames_per_batch", "total_frames", "trajs_per_batch", *_ANY_SIGN):
+        if values[name] is not None and not (values[name] == -1 and name == "total_frames"):
+            as_count(values[name], name, least=-sys.maxsize if name in _ANY_SIGN else 1)
+    for name in ("total_frames", *_ANY_SIGN):
+        values[name] = limit(values[name])
     settings = cast("MakerKeywords", values)
     _check(settings)
     settings["exploration_type"] = exploration_of(settings["exploration_type"])
@@ -201,7 +197,13 @@ def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -
 
 # -- what only RayCollector has --------------------------------------------------------------------------------
 
-_COLLECTING = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
+_COLLECTING = {
+    "max_frames_per_traj": "max_frames_per_trajectory",
+    "init_random_frames": "init_random_frames",
+    "reset_at_each_iter": "reset_at_each_batch",
+    "exploration_type": "exploration_type",
+}
+"""Settings that each collector may have of its own, and the fields of its `CollectorConfig`."""
 _SHARED = ("split_trajs", "postproc", "trust_policy")
 """Settings of all collectors."""
 _DEVICES = ("device", "storing_device", "policy_device", "env_device")
@@ -243,14 +245,7 @@ def own_settings(
     overrides = []
     for one in each:
         own = {name: one[name] for name in _COLLECTING if name in one}
-        settings = read_settings(own)
-        fields = {
-            "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings["max_frames_per_traj"])),
-            "init_random_frames": ("init_random_frames", limit(settings["init_random_frames"])),
-            "reset_at_each_iter": ("reset_at_each_batch", settings["reset_at_each_iter"]),
-            "exploration_type": ("exploration_type", settings["exploration_type"]),
-        }
-        overrides.append(dict(fields[name] for name in own))
+        overrides.append({_COLLECTING[name]: value for name, value in read_settings(own).items() if name in own})
     return result, tuple(overrides)
 
 

@@ -21,7 +21,6 @@ from cormorant_compat.torchrl import (
     MultiSyncDataCollector,
     SyncDataCollector,
     aSyncDataCollector,
-    sync_sync_collector,
 )
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
@@ -268,7 +267,7 @@ def test_methods_and_attributes_are_called_by_name() -> None:
         assert collector.get_distant_attr("requested_frames_per_batch") == 6
         assert collector.map_fn("get_distant_attr", [("init_random_frames",), ("fleet.layout.num_envs",)]) == [0, 2]
         assert collector.map_fn("stats", list_of_kwargs=[{"workers": "aggregate"}])[0]["workers_alive"] == 1
-        with pytest.raises(ValueError, match="list_of_args has 1 entries and list_of_kwargs 2; give the same length"):
+        with pytest.raises(ValueError, match="is longer than argument 1"):
             collector.map_fn("stats", [()], [{}, {}])
         with pytest.raises(AttributeError, match="'Collector' object has no attribute 'frames_per_batsh'"):
             _ = collector.frames_per_batsh
@@ -281,8 +280,6 @@ def test_statistics_are_of_all_or_of_each() -> None:
         assert (counts["frames"], each["worker_0/frames"]) == (6, 6)
         assert set(counts) & set(each) == {"workers", "workers_alive"}
         assert collector.stats() == collector.stats(workers="both") == counts | each
-        with pytest.raises(ValueError, match="workers must be one of aggregate, per_worker and both, found 'some'"):
-            collector.stats(workers="some")
 
 
 class Waiting(CountingEnv):
@@ -312,7 +309,7 @@ def test_a_started_collector_fills_its_buffer() -> None:
     env.is_stepping.clear()
     assert not env.is_stepping.wait(0.1)
     assert buffer.frames == 10, "the batch under way ended, and none began"
-    paused.__exit__(None, None, None)
+    assert not paused.__exit__(KeyError, KeyError("the user's: it goes on all the same"), None)
     collector._running._thread.join(30)
     collector.async_shutdown()
     assert buffer.frames == 100
@@ -350,7 +347,7 @@ def test_scripts_read_and_exchange_attributes() -> None:
         collector.postproc = lambda batch: batch["missing"]
         with pytest.raises(KeyError, match="missing"):
             collector.next()
-        assert "frames=10)" in repr(collector), "a batch that was not handed out does not count"
+        assert collector.stats()["frames"] == 10, "a batch that was not handed out does not count"
 
 
 def test_a_collector_in_this_process_is_one() -> None:
@@ -365,10 +362,8 @@ def test_a_collector_in_this_process_is_one() -> None:
             Collector(envs(), frames_per_batch=10, **given)
     with pytest.raises(TypeError, match="collectors have no argument compile_policy=True"):
         Collector(envs(), frames_per_batch=10, compile_policy=True)
-    with pytest.raises(ValueError, match="create_env_fn has 2 entries and num_workers is 3"):
+    with pytest.raises(ValueError, match="num_collectors 3 is 3, and env_fns has 2 environments"):
         MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
-    with pytest.raises(ValueError, match="AsyncCollector is one collector, not 2; use MultiAsyncCollector"):
-        AsyncCollector(CountingEnv(), frames_per_batch=10, num_workers=2)
 
 
 def test_a_factory_may_make_no_policy() -> None:
@@ -475,12 +470,3 @@ def test_methods_and_attributes_are_called_in_each_collectors_process(kind: Any)
             collector.map_fn("env.set_level", [(1,)])
         with pytest.raises(AttributeError, match="has no attribute 'replay_buffer'"):
             collector.map_fn("replay_buffer.__len__")
-
-
-@pytest.mark.slow
-def test_environments_in_processes_of_their_own_are_out_of_reach() -> None:
-    with (
-        sync_sync_collector(make, None, 2, 1, None, frames_per_batch=20, total_frames=20) as collector,
-        pytest.raises(AttributeError, match="has no attribute 'env'"),
-    ):
-        collector.map_fn("env.close")
