@@ -5,7 +5,6 @@
 # B environments, T steps
 """
 
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import numpy as np
 import torch
 
-from cormorant_compat.arguments import Buffer, Environments, Policy
+from cormorant_compat.arguments import Buffer, Environments, Policy, as_count
 from cormorant_compat.tianshou.buffers import as_store, usual_buffer
 from cormorant_compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
 from cormorant_compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
@@ -52,9 +51,6 @@ class Collector(Generic[Stats]):
     Counts are exact, short episodes are not favored, hidden states are reset at ends of episodes. The constructor
     resets the environments, so `reset` need not be called first.
     """
-
-    _takes_stragglers = False
-    """Environments may return as they become ready, in any order."""
 
     def __init__(
         self,
@@ -109,16 +105,11 @@ class Collector(Generic[Stats]):
         try:
             self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
             self._store = None if self.buffer is None else as_store(self.buffer)
-            if not (self._envs.lockstep or self._takes_stragglers):
-                raise EnvError(  # noqa: TRY301  # the environments are closed below
-                    f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
-                    "AsyncCollector"
-                )
             self._refuse_room()
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed_of("actions"), observation=observation)
             with evaluating(self.policy):
-                self._actor, random_outputs = make_actor(
+                actor, random_outputs = make_actor(
                     self.policy,
                     observation,
                     action,
@@ -128,7 +119,7 @@ class Collector(Generic[Stats]):
                 )
             self._engine = engine.Collector(
                 [self._envs],
-                self._actor,
+                actor,
                 config=engine.CollectorConfig(seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)),
                 warmup=random,
                 weights=StagedWeights({}),
@@ -179,7 +170,12 @@ class Collector(Generic[Stats]):
                 seed without reset_before_collect: before anything is stepped.
             EnvError: the environments take no reset arguments, cannot be rendered, or do not end their episodes.
         """
-        _check_request(n_step, n_episode, render=render, is_closed=self.is_closed)
+        if self.is_closed:
+            raise ValueError("the collector is closed; make another one")
+        if (n_step is None) == (n_episode is None):
+            raise ValueError(f"n_step {n_step} and n_episode {n_episode}: give exactly one of them, 1 or more")
+        num_steps = 0 if n_step is None else as_count(n_step, "n_step")
+        num_episodes = 0 if n_episode is None else as_count(n_episode, "n_episode")
         kwargs = dict(gym_reset_kwargs or {})
         refuse_reset_kwargs(self._envs, kwargs)
         if "seed" in kwargs and not reset_before_collect:
@@ -189,7 +185,7 @@ class Collector(Generic[Stats]):
             )
         if render and not hasattr(self._envs, "render"):
             raise EnvError(f"{type(self._envs).__name__} cannot be rendered; leave render out")
-        self._refuse_room(num_steps=n_step or 0, num_episodes=n_episode or 0)
+        self._refuse_room(num_steps=num_steps, num_episodes=num_episodes)
         if reset_before_collect:
             self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
         elif self._was_cut_short:
@@ -197,14 +193,13 @@ class Collector(Generic[Stats]):
         kwargs.pop("seed", None)
         began = time.perf_counter()
         self._was_cut_short = True
-        self._actor.keeps_grad = not no_grad
+        self._engine.keeps_grad = not no_grad
         self._engine.first_frames.left = _NEVER if random or self.policy is None else 0
         with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
-            stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0)
+            stats = self._steps(num_steps) if num_steps else self._episodes(num_episodes)
         self._was_cut_short = False
         stats.collect_time = max(time.perf_counter() - began, 1e-9)
         stats.collect_speed = stats.n_collected_steps / stats.collect_time
-        stats.refresh_sequence_stats()
         self.collect_step += stats.n_collected_steps
         self.collect_episode += stats.n_collected_episodes
         self.collect_time += stats.collect_time
@@ -369,22 +364,16 @@ class Collector(Generic[Stats]):
 
 
 class AsyncCollector(Collector[CollectStats]):
-    """A `Collector` for environments that return as they become ready: EnvPool with `batch_size < num_envs`.
-
-    Counts are exact here, too: surplus frames of faster environments are kept for the next request.
+    """Tianshou's name for collecting from environments that return as they become ready: EnvPool with `batch_size <
+    num_envs`. Counts are exact here, too: surplus frames of faster environments are kept for the next request.
     """
-
-    _takes_stragglers = True
 
 
 def _stats_of(ended: Sequence[tuple[Array, Array, Array]], steps: int) -> CollectStats:
     columns, returns, lengths = (np.concatenate(same) for same in zip(*ended, strict=True))
     order = np.argsort(columns, kind="stable")
-    return CollectStats(
-        n_collected_episodes=len(returns),
-        n_collected_steps=steps,
-        returns=returns[order],
-        lens=lengths[order],
+    return CollectStats.with_autogenerated_stats(
+        returns[order], lengths[order], n_collected_episodes=len(returns), n_collected_steps=steps
     )
 
 
@@ -399,15 +388,3 @@ def _join(chunks: Sequence[tuple["TensorDict", Array]]) -> tuple["TensorDict", A
         whole["collector", "mask"] = mask
     whole.names = [None, "time"]
     return whole, lengths
-
-
-def _check_request(n_step: int | None, n_episode: int | None, *, render: float | None, is_closed: bool) -> None:
-    if is_closed:
-        raise ValueError("the collector is closed; make another one")
-    if (n_step is None) == (n_episode is None):
-        raise ValueError(f"n_step {n_step} and n_episode {n_episode}: give exactly one of them, 1 or more")
-    name, number = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
-    if isinstance(number, bool) or not hasattr(number, "__index__") or int(number) < 1:  # type: ignore[arg-type]
-        raise ValueError(f"{name} {number!r} is not a number of them; give an integer of 1 or more")
-    if render is not None and not (math.isfinite(render) and render >= 0):
-        raise ValueError(f"render {render} is not a time to sleep; give seconds, 0 or more, or None")

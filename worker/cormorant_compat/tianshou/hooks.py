@@ -57,20 +57,15 @@ class Hooks:
         given = self._named(step)
         actions = {"act": given["act"], "act_normalized": step.get("env_action", step["action"])}
         rollout = self._wrapped(given, len(columns))
-        before = dict(_leaves_of(rollout))
         self.on_step(self._wrapped(actions, len(columns)), rollout)
-        assigned = {name: value for name, value in _leaves_of(rollout) if value is not before.get(name)}
-        for name in [name for name in assigned if name in before]:
-            # To where the batch has the field.
-            place = (*_PLACES[name[0]], *name[1:])
-            old, values = step[place], _as_tensor(assigned.pop(name), len(columns), name)
-            step[place] = values.reshape(old.shape).to(old.dtype)
-        # An indexed step is a copy: what the hook changed in place goes back.
         at = torch.from_numpy(columns), row
-        batch[at] = step
-        for name, value in assigned.items():
+        for name, value in _leaves_of(rollout):
             values = _as_tensor(value, len(columns), name)
-            _room(batch, ".".join(name), values)[at] = values
+            # To where the batch has the field: the hook saw a copy.
+            found = batch.get((*_PLACES.get(name[0], ("",)), *name[1:]), None)
+            if found is None:
+                found = _room(batch, ".".join(name), values)
+            found[at] = values.reshape(len(columns), *found.shape[2:]).to(found.dtype)
 
     def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> None:
         assert self.on_episode is not None

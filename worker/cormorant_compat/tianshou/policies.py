@@ -10,7 +10,7 @@ script imported.
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium
@@ -54,20 +54,6 @@ def batch_class() -> Any:
     return None if module is None else module.Batch
 
 
-class FrontActor:
-    """The actor of a collector: calls another one, with gradients while `keeps_grad` is set."""
-
-    def __init__(self, inner: Actor) -> None:
-        self.outputs, self.states, self.initial_states = inner.outputs, inner.states, inner.initial_states
-        self.device = inner.device
-        self.keeps_grad = False
-        self._inner = inner
-
-    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        with torch.enable_grad() if self.keeps_grad else nullcontext():
-            return self._inner.act(obs, states, is_init)
-
-
 def make_actor(
     policy: Any,
     observation: Space,
@@ -76,7 +62,7 @@ def make_actor(
     *,
     exploration_noise: bool,
     num_rows: int,
-) -> tuple[FrontActor, RandomOutputs | None]:
+) -> tuple[Actor, RandomOutputs | None]:
     """An actor for a policy of any kind (None: random actions), and what the policy would have written beside random
     actions; None: nothing but zeros. `exploration_noise`: a policy of Tianshou's adds its own. `num_rows`: observations
     that the policy gets at once, and is tried with.
@@ -84,13 +70,13 @@ def make_actor(
     is_noisy = as_flag(exploration_noise, "exploration_noise")
     if is_tianshou_policy(policy):
         theirs = TianshouActor(policy, observation, action, is_noisy=is_noisy, num_rows=num_rows)
-        return FrontActor(theirs), theirs.outputs_of_random if theirs.outputs else None
+        return theirs, theirs.outputs_of_random if theirs.outputs else None
     if is_noisy:
         raise PolicyError("exploration_noise is True, and only policies of Tianshou's have a noise of their own")
     if policy is None:
-        return FrontActor(random), None
+        return random, None
     models = wrap_policy(policy, "the caller")
-    return FrontActor(PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows)), None
+    return PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows), None
 
 
 class TianshouActor:

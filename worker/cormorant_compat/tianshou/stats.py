@@ -37,11 +37,9 @@ class SequenceStats(_Printed):
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
         """Summarize at least one number."""
         values = np.asarray(sequence, dtype=np.float64).reshape(-1)
-        percentiles = dict(
-            zip(("p5", "p25", "median", "p75", "p95"), np.percentile(values, [5, 25, 50, 75, 95]).tolist(), strict=True)
-        )
+        p5, p25, median, p75, p95 = np.percentile(values, [5, 25, 50, 75, 95]).tolist()
         mean, std, least, most = (float(found) for found in (values.mean(), values.std(), values.min(), values.max()))
-        return cls(mean=mean, std=std, min=least, max=most, **percentiles)
+        return cls(mean=mean, std=std, max=most, min=least, median=median, p5=p5, p25=p25, p75=p75, p95=p95)
 
 
 @dataclass(kw_only=True)
@@ -75,18 +73,13 @@ class CollectStats(_Printed):
         collect_time: float = 0.0,
         collect_speed: float = 0.0,
     ) -> "CollectStats":
-        stats = cls(
+        return cls(
             n_collected_episodes=n_collected_episodes,
             n_collected_steps=n_collected_steps,
             collect_time=collect_time,
             collect_speed=collect_speed,
             returns=returns,
+            returns_stat=SequenceStats.from_sequence(returns) if returns.size else None,
             lens=np.array(lens, dtype=np.int64),
+            lens_stat=SequenceStats.from_sequence(lens) if lens.size else None,
         )
-        stats.refresh_sequence_stats()
-        return stats
-
-    def refresh_sequence_stats(self) -> None:
-        """Summarize `returns` and `lens` again, after one of them was changed."""
-        self.returns_stat = SequenceStats.from_sequence(self.returns) if self.returns.size else None
-        self.lens_stat = SequenceStats.from_sequence(self.lens) if self.lens.size else None

@@ -119,6 +119,8 @@ class Collector:
         """Entered around a batch; pins threads if the environments have one."""
         self.actor: Actor = actor
         """Chooses actions after the random frames."""
+        self.keeps_grad = False
+        """It is called with gradients."""
         self.num_threads: int = 0
         """EnvPool threads of each EnvGroup; 0 without EnvPool."""
         self.warmup = warmup
@@ -302,7 +304,7 @@ class Collector:
         left = self.first_frames.left
         with self.cpu:
             version = self.weights.apply() if self.actor is not self.warmup else RANDOM_VERSION
-            with self.rng, torch.no_grad(), exploring(self._config.exploration_type):
+            with self.rng, torch.set_grad_enabled(self.keeps_grad), exploring(self._config.exploration_type):
                 self.timing.begin()
                 if self.gate.is_closed:
                     self._hold()
