@@ -143,17 +143,6 @@ def test_seed_rules_numpys_and_pythons_generators(vectorization: str) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_maker_raises_is_said_in_a_sentence() -> None:
-    def broken() -> CountingEnv:
-        raise OSError("no ROM")
-
-    with pytest.raises(WorkerFailed, match="broken could not be built: OSError: no ROM"):
-        sync_sync_collector(broken, None, 1, 1)
-    with pytest.raises(WorkerFailed, match=r"maker returned a builtins\.int"):
-        sync_sync_collector(lambda: 3, None, 1, 1)
-
-
-@pytest.mark.slow
 def test_config_helpers_split_round_up_and_keep_the_config() -> None:
     cfg = OffPolicyCollectorConfig(
         num_workers=3, env_per_collector=2, frames_per_batch=24, total_frames=48, init_random_frames=10,

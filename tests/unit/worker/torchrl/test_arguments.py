@@ -38,7 +38,7 @@ from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
-from cormorant_worker.errors import ControlTimeout, ManifestError, WeightsError
+from cormorant_worker.errors import ControlTimeout, EnvBuildError, ManifestError, WeightsError
 from cormorant_worker.policy.exploration import ExplorationType
 
 
@@ -103,6 +103,8 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
     ):
         with pytest.raises((ValueError, TypeError), match=words):
             share_out(given, kwargs, 2, 1)
+    with pytest.raises(EnvBuildError, match=r"maker returned a builtins\.int"):
+        share_out(lambda: 3, None, 1, 1)[0][0]()
 
 
 def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
