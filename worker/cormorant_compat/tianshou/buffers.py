@@ -48,17 +48,12 @@ class Extended:
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
-        self._max_frames = room_of(buffer)[0]
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
-    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        """Raise ValueError when so many environments, frames or episodes (of a frame at least) at once do not fit."""
-        if self._max_frames is not None and max(num_steps, num_episodes) > self._max_frames:
-            asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"
-            raise ValueError(
-                f"the buffer holds {self._max_frames:,} frames and {asked}: the first ones would be overwritten before "
-                "they are read; make it larger, or collect less at once"
-            )
+    def room(self, num_envs: int) -> int | None:
+        """Frames that surely fit; None if that is unknown."""
+        del num_envs
+        return room_of(self._buffer)[0]
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""
@@ -89,8 +84,8 @@ class TianshouStore:
             and (not self._is_manager or (hasattr(buffer, "_offset") and hasattr(buffer, "_lengths")))
         )
 
-    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
-        """Raise ValueError when there are too few sub-buffers, or they are too small."""
+    def room(self, num_envs: int) -> int | None:
+        """Frames that surely fit; None if that is unknown. Raises ValueError when there are too few sub-buffers."""
         cached = getattr(self._buffer, "cached_buffer_num", None)
         room = len(self._subs) if cached is None else int(cached)
         if room < num_envs:
@@ -98,14 +93,7 @@ class TianshouStore:
                 f"{type(self._buffer).__name__} has room for {room} environments and there are {num_envs}; use "
                 f"VectorReplayBuffer(total_size, buffer_num={num_envs})"
             )
-        needed = -(-max(num_steps, num_episodes) // num_envs)
-        if cached is None and (least := min(int(sub.maxsize) for sub in self._subs)) < needed:
-            asked = f"n_step {num_steps:,}" if num_steps else f"n_episode {num_episodes:,}"
-            raise ValueError(
-                f"the buffer holds {least:,} frames of each environment and {asked} over {num_envs} environments "
-                f"brings {'' if num_steps else 'at least '}{needed:,}: the first ones would be overwritten before "
-                "they are read; make it larger, or collect less at once"
-            )
+        return None if cached is not None else num_envs * min(int(sub.maxsize) for sub in self._subs)
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
         values, extra = _as_theirs(batch)

@@ -359,8 +359,15 @@ class Collector(Generic[Stats]):
         return WorkerPlace(seed=self._seed, attempt=self._attempt)
 
     def _refuse_room(self, *, num_steps: int = 0, num_episodes: int = 0) -> None:
-        if self._store is not None and not self._is_usual_buffer:
-            self._store.refuse(num_envs=self._envs.num_envs, num_steps=num_steps, num_episodes=num_episodes)
+        if self._store is None or self._is_usual_buffer:
+            return
+        room, count = self._store.room(self.env_num), max(num_steps, num_episodes)
+        if room is not None and count > room:
+            raise ValueError(
+                f"the buffer holds {room:,} frames of {self.env_num} environments, and "
+                f"{'n_step' if num_steps else 'n_episode'} {count:,} brings at least {count:,}: the first ones would "
+                "be overwritten before they are read; make it larger, or collect less at once"
+            )
 
 
 class AsyncCollector(Collector[CollectStats]):

@@ -46,19 +46,19 @@ class Hooks:
         """
         if self.on_step is not None:
             for row in range(int(lengths.max(initial=0))):
-                step = batch[torch.from_numpy(np.flatnonzero(lengths > row)), row]
-                self._see_step(batch, step, np.flatnonzero(lengths > row), row)
+                self._see_step(batch, np.flatnonzero(lengths > row), row)
         if self.on_episode is not None:
             for column in np.flatnonzero(lengths).tolist():
                 self._see_column(batch, column, int(lengths[column]), may_store=may_store)
 
-    def _see_step(self, batch: "TensorDict", step: "TensorDict", columns: Array, row: int) -> None:
+    def _see_step(self, batch: "TensorDict", columns: Array, row: int) -> None:
         assert self.on_step is not None
+        at = torch.from_numpy(columns), row
+        step = batch[at]
         given = self._named(step)
         actions = {"act": given["act"], "act_normalized": step.get("env_action", step["action"])}
         rollout = self._wrapped(given, len(columns))
         self.on_step(self._wrapped(actions, len(columns)), rollout)
-        at = torch.from_numpy(columns), row
         for name, value in _leaves_of(rollout):
             values = _as_tensor(value, len(columns), name)
             # To where the batch has the field: the hook saw a copy.

@@ -169,10 +169,8 @@ class FleetCollector:
 
     def __len__(self) -> int:
         """Batches in all. Raises NoLength, a RuntimeError: there is no end, or the number is unknown."""
-        if isinf(self.total_frames):
-            raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
-        if self._pool is not None:
-            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
+        if isinf(self.total_frames) or self._pool is not None:
+            raise NoLength("the collector has no length: total_frames is -1 (no limit), or trajs_per_batch is given")
         return ceil(self.total_frames / self.frames_per_batch)  # both are at least 1
 
     @property

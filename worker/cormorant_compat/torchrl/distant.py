@@ -16,19 +16,13 @@ _STEP = re.compile(r"""\.?([A-Za-z_]\w*)|\[('[^']*'|"[^"]*"|-?\d+)\]""")
 
 def resolve(root: Any, path: str) -> Any:
     """Follow attributes and items: `"env.transform[0].loc"`. Raises AttributeError where that is not possible."""
-    at = 0
-    while at < len(path):
-        step = _STEP.match(path, at)
-        if step is None:
-            raise AttributeError(f'the path "{path}" cannot be read at "{path[at:]}"; write it as a.b["c"].d')
-        name, item = step.groups()
+    if re.sub(_STEP, "", path):
+        raise AttributeError(f'the path "{path}" cannot be read; write it as a.b["c"].d')
+    for name, item in _STEP.findall(path):
         try:
             root = getattr(root, name) if name else root[literal_eval(item)]
         except (KeyError, IndexError, TypeError) as error:
-            raise AttributeError(
-                f'"{path}": {type(root).__name__} has no {step[0]} ({type(error).__name__})'
-            ) from error
-        at = step.end()
+            raise AttributeError(f'"{path}": {type(root).__name__} has no [{item}] ({type(error).__name__})') from error
     return root
 
 

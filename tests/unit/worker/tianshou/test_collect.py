@@ -373,8 +373,8 @@ class TooSmall(LatestBatch):
         ({"n_step": 2.5}, "n_step 2.5"),
         ({"n_step": True}, "n_step True"),
         ({"n_step": 3, "gym_reset_kwargs": {"seed": 5}}, "seed 5 and nothing is reset when collecting begins; add res"),
-        ({"n_step": 12}, "the buffer holds 10 frames and n_step is 12"),
-        ({"n_episode": 11}, "the buffer holds 10 frames and n_episode 11 has at least as many"),
+        ({"n_step": 12}, "the buffer holds 10 frames of 3 environments, and n_step 12 brings"),
+        ({"n_episode": 11}, "the buffer holds 10 frames of 3 environments, and n_episode 11 brings at least 11"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_stepped(request_: dict[str, Any], words: str) -> None:
