@@ -90,7 +90,10 @@ def make_plan(
     known here; `stores_here`: batches come into this process. Raises TypeError and ValueError.
     """
     settings, count = read_settings(given), len(makers)
-    place_envs(makers, settings["env_device"], is_remote=is_remote)
+    env_devices = devices_of(settings["env_device"], "env_device", count, is_remote=is_remote)
+    for makers_of_one, device in zip(makers, env_devices, strict=True):
+        for maker in makers_of_one:
+            maker.device = device
     usual = devices_of(settings["device"], "device", count, is_remote=is_remote)
     own = devices_of(settings["policy_device"], "policy_device", count, is_remote=is_remote)
     storing = devices_of(settings["storing_device"], "storing_device", count, is_remote=False)
@@ -216,14 +219,6 @@ def share_out(
     kwargs = broadcast(env_kwargs, "env_kwargs", n, of="environments")
     made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
     return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
-
-
-def place_envs(makers: Sequence[Sequence[Maker]], env_device: Any, *, is_remote: bool) -> None:
-    """Have each collector's makers put TorchRL environments on its `env_device`."""
-    devices = devices_of(env_device, "env_device", len(makers), is_remote=is_remote)
-    for own, device in zip(makers, devices, strict=True):
-        for maker in own:
-            maker.device = device
 
 
 def is_torchrl_env(value: object) -> bool:

@@ -3,7 +3,6 @@
 import inspect
 import sys
 import threading
-from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
@@ -301,48 +300,37 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
     assert ray_options({"runtime_env": {"working_dir": "."}}, []).runtime_env == {}
 
 
+class Fleetless(RayCollector):
+    """One collector, whose fleet lends one batch again and again, notes its sizes, and starts no second collector."""
+
+    def _open(self, job: Any, parts: Any) -> Any:
+        self._parts, self.sizes = [one.to_bytes() for one in parts], list[int]()
+        part = SimpleNamespace(worker="cpu-0", sealed_at=0.0)
+        loan = SimpleNamespace(parts=[part], release=lambda: None)
+        none = {"resume": lambda: None, "receipt": lambda version: None}
+        return SimpleNamespace(resize=self.resize, borrow=lambda: loan, version=0, **none)
+
+    def resize(self, size: int, *, wait: bool = True) -> None:
+        self.sizes.append(size)
+        if wait:
+            raise ControlTimeout("not placed in time")
+
+
 def test_interval_of_updates_begins_again_with_each_one_of_an_updater() -> None:
-    class Updated(RayCollector):
-        """One collector without a fleet, whose updater counts."""
-
-        def __init__(self) -> None:
-            self._plan = SimpleNamespace(mode="async", num_collectors=1)
-            self.pushed, self.weight_updater, self.policy, self.pre_collect_hook = 0, self, None, None
-            self._updates_each, self._update_interval, self.total_frames = False, 3, 9
-            self._batches_since, self._last = Counter(), ()
-            self._taken, self._has_begun, self._seeded_at, self._frames = None, True, 0.0, 0
-            loan = SimpleNamespace(parts=[SimpleNamespace(worker="cpu-0", sealed_at=0.0)], release=lambda: None)
-            stats = SimpleNamespace(workers=[SimpleNamespace(name="cpu-0")])
-            known = {"borrow": lambda: loan, "stats": lambda: stats, "version": 0, "receipt": lambda version: None}
-            self.fleet = SimpleNamespace(**known)
-
-        def push_weights(self, **_: Any) -> None:
-            self.pushed += 1
-
-    collector = Updated()
-    pushed = []
+    pushed: list[Any] = []
+    updater = SimpleNamespace(push_weights=lambda **given: pushed.append(given))
+    collector = Fleetless(CountingEnv, frames_per_batch=10, weight_updater=updater, max_weight_update_interval=3)
+    counts = []
     for _ in range(8):
         collector._begin()
-        pushed.append(collector.pushed)
-    assert pushed == [0, 0, 0, 1, 1, 1, 2, 2]
+        counts.append(len(pushed))
+    assert counts == [0, 0, 0, 1, 1, 1, 2, 2]
     collector._updates_each, collector._last = True, ("cpu-1",)  # of an addition that failed
     collector._begin()
-    assert collector.pushed == 2
+    assert len(pushed) == 2
 
 
 def test_collectors_that_cannot_start_are_not_added() -> None:
-    class Fleetless(RayCollector):
-        """One collector, whose fleet notes its sizes and starts no second one."""
-
-        def _open(self, job: Any, parts: Any) -> Any:
-            self._parts, self.sizes = [one.to_bytes() for one in parts], list[int]()
-            return SimpleNamespace(resize=self.resize)
-
-        def resize(self, size: int, *, wait: bool = True) -> None:
-            self.sizes.append(size)
-            if wait:
-                raise ControlTimeout("not placed in time")
-
     collector = Fleetless(CountingEnv, frames_per_batch=10)
     with pytest.raises(ControlTimeout):
         collector.add_collectors([CountingEnv] * 2)
