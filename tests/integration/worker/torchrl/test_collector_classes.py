@@ -153,7 +153,7 @@ def test_whole_episodes_of_trajs_per_batch() -> None:
     given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 40, "trajs_per_batch": 4}
     torch.manual_seed(0)
     with Collector(envs(), **given) as collector:
-        with pytest.raises(RuntimeError, match="no length: .* or trajs_per_batch is given"):
+        with pytest.raises(RuntimeError, match=r"no length: .* or trajs_per_batch is given"):
             len(collector)
         batches = list(collector)
         # Two environments of 20 frames each: episodes of 3 and 4 by turns, and 3 + 3 frames of open ones.
