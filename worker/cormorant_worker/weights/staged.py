@@ -72,23 +72,17 @@ def verify(found: WeightSpecs, specs: WeightSpecs, *, only: str = "", where: str
         )
     if not found:
         raise WeightsMismatch(f"no model was given; publish one of {sorted(specs)}")
-    allowed = {only: specs[only]} if only else specs
-    missing, unexpected, shape, dtype = [], [], [], []
-    for model, tensors in ({only: {}, **found} if only else found).items():
-        if model not in allowed:
-            unexpected += [f"{model}/{name}" for name in tensors] or [model]
-            continue
-        needed = allowed[model]
-        missing += [f"{model}/{name}" for name in needed if name not in tensors]
-        for name, tensor in tensors.items():
-            spec = needed.get(name)
-            if spec is None:
-                unexpected.append(f"{model}/{name}")
-            elif tensor.shape != spec.shape:
-                shape.append(f"{model}/{name} is {list(tensor.shape)}, not {list(spec.shape)}")
-            elif tensor.dtype != spec.dtype:
-                dtype.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
-    differences = {"missing": missing, "unexpected": unexpected, "shape": shape, "dtype": dtype}
+    models = [only] if only else [model for model in found if model in specs]
+    needed = {f"{model}/{name}": spec for model in models for name, spec in specs[model].items()}
+    given = {f"{model}/{name}": spec for model, tensors in found.items() for name, spec in tensors.items()}
+    both = [(name, spec, needed[name]) for name, spec in given.items() if name in needed]
+    differences = {
+        "missing": [name for name in needed if name not in given],
+        "unexpected": [name for name in given if name not in needed]
+        + [model for model, tensors in found.items() if not tensors and model not in models],
+        "shape": [f"{n} is {list(a.shape)}, not {list(b.shape)}" for n, a, b in both if a.shape != b.shape],
+        "dtype": [f"{n} is {a.dtype}, not {b.dtype}" for n, a, b in both if a.shape == b.shape and a.dtype != b.dtype],
+    }
     told = [f"{what}: {name}" for what, names in differences.items() for name in names]
     if told:
         more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
