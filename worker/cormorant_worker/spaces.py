@@ -6,7 +6,7 @@ travel as `Arrays`, one array per leaf, in the order of `leaves(space, prefix)`:
     Dict(pos=Box(3), cam=Tuple(Box(2, 2), Discrete(4)))  ->  cam.0 [n, 2, 2], cam.1 [n], pos [n, 3]
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -40,10 +40,6 @@ class OneHot(gymnasium.spaces.MultiBinary):
         drawn = np.zeros(self.size, dtype=np.int64)
         drawn[self.np_random.integers(self.size)] = 1
         return drawn
-
-    def contains(self, x: Any) -> bool:
-        """True for those n vectors."""
-        return super().contains(np.asarray(x)) and int(np.sum(x)) == 1
 
     def __repr__(self) -> str:
         return f"OneHot({self.size})"
@@ -87,6 +83,11 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment (for example in "
         "gymnasium.wrappers.TransformObservation) to encode it as one of them, padded to a fixed length"
     )
+
+
+def zeros(parts: Iterable[Leaf], n: int) -> Arrays:
+    """Zeros in the leaves of n environments: [n, ...] each."""
+    return tuple([np.zeros((n, *leaf.shape), leaf.dtype) for leaf in parts])
 
 
 def leaf_spaces(space: Space) -> tuple[Space, ...]:

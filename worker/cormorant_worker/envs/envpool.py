@@ -13,7 +13,8 @@ What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 """
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from cormorant_worker.envs.envpool_players import PlayersPool, group_players, sp
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
-from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put
+from cormorant_worker.spaces import Array, Arrays, Space, cast_exactly, leaves, put, zeros
 
 
 def envpool_module() -> Any:
@@ -33,6 +34,17 @@ def envpool_module() -> Any:
     from cormorant_worker.envs.envpool_library import envpool
 
     return envpool
+
+
+@contextmanager
+def _building(described: object) -> Iterator[None]:
+    """Say in an EnvBuildError what EnvPool refuses, and drop gymnasium's warnings of its float64 bounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            yield
+        except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
+            raise EnvBuildError(f"EnvPool cannot build {described}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +57,9 @@ class EnvPoolTask:
     """Time limit in frames; 0 = the task's own."""
     groups: str = "all"
     """perAgent: each player is a group; all: they are one group."""
+
+    def __str__(self) -> str:
+        return f"{self.task_id} with {dict(self.kwargs)}"
 
     def check(self) -> None:
         known = envpool_module().list_all_envs()
@@ -59,16 +74,15 @@ class EnvPoolTask:
 
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
-        spec = self._make_spec(dict(self.kwargs))
-        found = _spaces_of(spec, f"{self.task_id} with {dict(self.kwargs)}")
-        num_players = self.num_players
+        spec, num_players = self._spec(), self.num_players
+        found = _spaces_of(spec, self)
         if num_players == 1:
             return found
         return spaces_of_players(found, group_players(num_players, self.groups), spec._state_keys)
 
     @property
     def num_players(self) -> int:
-        spec = self._make_spec(dict(self.kwargs))
+        spec = self._spec()
         return _num_players(dict(zip(spec._config_keys, spec._config_values, strict=True)))
 
     def open(
@@ -79,33 +93,25 @@ class EnvPoolTask:
         num_players = self.num_players
         if num_players > 1 and batch_size:
             raise EnvBuildError(f"{self.task_id} has {num_players} players and steps in lockstep; set batchSize: 0")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
-            try:
-                pool = envpool_module().make(
-                    self.task_id,
-                    env_type="gymnasium",
-                    num_envs=len(seeds),
-                    batch_size=1 if num_players > 1 else batch_size or len(seeds),
-                    num_threads=num_threads,
-                    seed=list(seeds),
-                    **limit,
-                    **self.kwargs,
-                )
-            except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
-                raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
+        with _building(self):
+            pool = envpool_module().make(
+                self.task_id,
+                env_type="gymnasium",
+                num_envs=len(seeds),
+                batch_size=1 if num_players > 1 else batch_size or len(seeds),
+                num_threads=num_threads,
+                seed=list(seeds),
+                **limit,
+                **self.kwargs,
+            )
         if num_players > 1:
             pool = PlayersPool(pool, self.spaces(), group_players(num_players, self.groups))
             info = (*pool.own_info, *info)
         return wrap_pool(pool, info, name=self.task_id)
 
-    def _make_spec(self, kwargs: dict[str, Any]) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                return envpool_module().make_spec(self.task_id, **kwargs)
-            except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
-                raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {kwargs}: {error}") from error
+    def _spec(self) -> Any:
+        with _building(self):
+            return envpool_module().make_spec(self.task_id, **self.kwargs)
 
 
 def check_pool(pool: object) -> None:
@@ -126,8 +132,7 @@ def check_pool(pool: object) -> None:
 def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
     """Build a pool like another one, with a seed for each environment."""
     spec = type(pool.spec)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
+    with _building(type(pool).__name__):
         return type(pool)(spec(spec.gen_config(**{**pool.config, "env_seed": list(seeds)})))
 
 
@@ -237,7 +242,7 @@ class EnvPoolVectorEnv(_OverPool):
         super().__init__(pool, name, info)
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
-        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
+        self._no_final = zeros(leaves(self.observation_space, ()), 0)
 
     def start(self) -> Arrays:
         return self.restart(np.arange(self.num_envs))
@@ -294,7 +299,7 @@ class AsyncEnvPoolVectorEnv(_OverPool):
         self._has_started = True
         self._is_under_way[:] = self._held.waits[:] = False
         self._pool._reset(np.arange(self.num_envs, dtype=np.int32))
-        first = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
+        first = zeros(leaves(self.observation_space, ()), self.num_envs)
         for _ in range(num_batches):
             state = self._receive()
             put(first, state[self._id_at], self._obs(state))
@@ -330,13 +335,9 @@ def _num_players(config: Mapping[str, Any]) -> int:
     return int(config.get("max_num_players", 1))
 
 
-def _spaces_of(spec: Any, described: str) -> tuple[Space, Space]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
-        try:
-            return _repair(spec.observation_space), _repair(spec.action_space)
-        except (AssertionError, ValueError) as error:
-            raise EnvBuildError(f"{described} has no valid spaces: {error}; check its arguments") from error
+def _spaces_of(spec: Any, described: object) -> tuple[Space, Space]:
+    with _building(described):
+        return _repair(spec.observation_space), _repair(spec.action_space)
 
 
 def _repair(space: Space) -> Space:

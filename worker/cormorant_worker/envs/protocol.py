@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, put
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, put, zeros
 
 if TYPE_CHECKING:
     import torch
@@ -65,14 +65,11 @@ class HeldEnds:
     """
 
     def __init__(self, num_envs: int, observation: Sequence[Leaf], info: Sequence[Leaf]) -> None:
-        def take(leaves: Sequence[Leaf]) -> Arrays:
-            return tuple([np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves])
-
         self.waits: Array = np.zeros(num_envs, np.bool_)
         """[num_envs] rows whose next step is only a reset."""
-        self._final = take(observation)
+        self._final = zeros(observation, num_envs)
         flags = np.zeros((2, num_envs), np.bool_)
-        self._columns: Arrays = (np.zeros(num_envs, np.float32), *flags, *take(info))
+        self._columns: Arrays = (np.zeros(num_envs, np.float32), *flags, *zeros(info, num_envs))
 
     def pass_on(self, rows: Rows, obs: Arrays, columns: Arrays) -> Step:
         """The step of `rows` [n], without those that ended in it, and with those that had ended in the one before.
