@@ -1,5 +1,5 @@
-"""A gymnasium vector environment whose observations, actions and infos are flat arrays, for `vector.py`. Checks
-everything that the environment returns.
+"""A gymnasium vector environment whose observations, actions and infos are flat arrays: the base of `vector.py`.
+Checks everything that the environment returns.
 
 # N environments, k of them ended
 """
@@ -20,8 +20,8 @@ from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
 from cormorant_worker.envs.gymnasium_env import construct, name_of
-from cormorant_worker.envs.info import InfoField, completed
-from cormorant_worker.envs.protocol import EVERY_ROW, Rows, WholeStep
+from cormorant_worker.envs.info import InfoField, completed, find_info
+from cormorant_worker.envs.protocol import EVERY_ROW, Rows, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, cast_exactly, flatten, leaves, map_arrays, unflattener
@@ -89,8 +89,11 @@ class Stepped(NamedTuple):
         return np.flatnonzero(self.terminated | self.truncated)
 
 
-class FlatVector:
-    """`num_envs` rows of a vector environment that was just built. `close` closes it."""
+class FlatVector(VectorEnv):
+    """`num_envs` rows of a vector environment that was just built, and how to reset and step them."""
+
+    fields: tuple[InfoField, ...]
+    """Complete: what comes with every step."""
 
     def __init__(self, source: VectorSource, num_envs: int) -> None:
         self.name, self.num_envs = source.name, num_envs
@@ -99,7 +102,7 @@ class FlatVector:
         self.steps = 0
         """Steps since it was built."""
         self._has_ended = self._has_failed = False
-        self.device: Any = None
+        self.place: Any = None
         """Device of the environment's tensors; None: it returns numpy arrays."""
         try:
             self.leaves = leaves(self.observation_space, ("observation",))
@@ -113,8 +116,7 @@ class FlatVector:
         """[N, ...] per leaf: what every row acts on next; tensors where the last step was one of those."""
         self.nan = NanCheck(self.observation_space)
         length = info_mask_length(self.observation_space, self.action_space)
-        self.illegal: Array | None = np.zeros((num_envs, length), np.bool_) if length else None
-        """[N, length]: as `VectorEnv.illegal`."""
+        self.illegal = np.zeros((num_envs, length), np.bool_) if length else None
 
     def random_actions(self) -> Arrays:
         """[N, ...] per leaf of the action: any that the rows' masks allow now."""
@@ -157,23 +159,23 @@ class FlatVector:
         def to_host(array: Any) -> Any:
             if not hasattr(array, "detach"):
                 return array
-            self.device = array.device
+            self.place = array.device
             return array.detach().cpu().numpy()  # one on the CPU is not copied
 
         return map_arrays(to_host, values)
 
     def _to_device(self, arrays: Any) -> Any:
-        if self.device is None:
+        if self.place is None:
             return arrays
         import torch  # the environment has imported it
 
-        return map_arrays(partial(torch.as_tensor, device=self.device), arrays)
+        return map_arrays(partial(torch.as_tensor, device=self.place), arrays)
 
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
         try:
             nested = self._nested_actions(actions)
-            if self.device is not None:
+            if self.place is not None:
                 stepped = self._on_host(self.env.step(self._to_device(nested)))
             elif type(self.env) is AsyncVectorEnv:
                 # Its own step waits without end for a process that died.
@@ -198,8 +200,8 @@ class FlatVector:
         self._has_ended = bool(len(found.ended))
         return found
 
-    def step_tensors(self, actions: Sequence[Any], fields: Sequence[InfoField]) -> WholeStep:
-        """See `VectorEnv.step_tensors`; for SAME_STEP. Raises as `step`, and where rows ended without `final_obs`."""
+    def step_tensors(self, actions: Sequence[Any]) -> WholeStep:
+        """For SAME_STEP. Raises as `step`, and where rows ended without `final_obs`."""
         try:
             obs, reward, terminated, truncated, info = self.env.step(self._nested_actions(actions))
         except Exception as error:
@@ -221,7 +223,7 @@ class FlatVector:
                 raise self.lost_final("in the memory of the observations, which the reset has overwritten")
         if ACTION_MASK in info:  # for the host, where random actions are drawn
             self._note_masks(self._on_host(info), EVERY_ROW)
-        return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in fields])
+        return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in self.fields])
 
     def _info_tensor(self, field: InfoField, info: Mapping[str, Any], ended: Any) -> Any:
         """Like `infos`, but made on the device: an upload in every step would wait for it."""
@@ -286,11 +288,10 @@ class FlatVector:
     def final(self, stepped: Stepped) -> Arrays:
         """[k, ...] per leaf: `final_obs` of the rows that ended, without `_final_obs`, which ALE lacks."""
         found, ended = stepped.info.get("final_obs"), stepped.ended
-        if found is None:
+        is_of_rows = isinstance(found, np.ndarray) and found.dtype == object
+        if found is None or (is_of_rows and any(found[row] is None for row in ended)):
             raise self.no_final()
-        if isinstance(found, np.ndarray) and found.dtype == object:
-            if any(found[row] is None for row in ended):
-                raise self.no_final()
+        if is_of_rows:
             rows = [flatten(self.observation_space, found[row]) for row in ended]
             final = tuple(np.stack(parts) for parts in zip(*rows, strict=True))
         else:
@@ -316,10 +317,10 @@ class FlatVector:
             has_stepped=False,
         )
 
-    def infos(self, fields: Sequence[InfoField], stepped: Stepped, *, is_same_step: bool) -> Arrays:
-        """[N, ...] a declared key. A row that ended and was reset in the same step has its values in `final_info`."""
+    def infos(self, stepped: Stepped, *, is_same_step: bool) -> Arrays:
+        """[N, ...] per leaf. A row that ended and was reset in the same step has its values in `final_info`."""
         found = []
-        for field in fields:
+        for field in self.fields:
             values = self._values(field, stepped.info)
             if is_same_step and len(ended := stepped.ended):
                 last = stepped.info.get("final_info")
@@ -404,14 +405,3 @@ class FlatVector:
             has_stepped=self.steps > 0,
             details=details,
         )
-
-
-def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Array | None]:
-    """[N, ...] values of a key or dotted path (None: no row has it), and [N] bool, the rows with it (None: all)."""
-    *path, last = [key] if key in info else key.split(".")
-    inner: Any = info
-    for part in path:
-        inner = inner.get(part) if isinstance(inner, Mapping) else None
-    if not isinstance(inner, Mapping):
-        return None, None
-    return inner.get(last), inner.get(f"_{last}")

@@ -24,11 +24,11 @@ from torch.utils.dlpack import from_dlpack
 
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
 from cormorant_worker.envs.gymnasium_env import form_of
-from cormorant_worker.envs.info import InfoField, completed
+from cormorant_worker.envs.info import InfoField, completed, find_info
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
 from cormorant_worker.policy.jax_policy import JaxPolicy
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener, zeros
 
 Tree = Any
 """Nested dicts, tuples and dataclasses of JAX arrays."""
@@ -237,7 +237,7 @@ class Compiled:
         )
 
         def find(key: str) -> Array | None:
-            found = _at(shown, key)
+            found = find_info(shown, key)[0]
             return None if found is None else np.zeros(found.shape, found.dtype)
 
         return completed(info, self.name, find, known=shown)
@@ -283,7 +283,7 @@ class Compiled:
             return after, _choose(ended, first, seen)
 
         after, first = jax.lax.cond(ended.any(), reset, lambda: (moved, seen))
-        values = [_at(info, field.key) for field in self.fields]
+        values = [find_info(info, field.key)[0] for field in self.fields]
         columns = tuple(
             jnp.broadcast_to(field.filling, (len(reward), *field.leaf.shape)) if value is None else value
             for field, value in zip(self.fields, values, strict=True)
@@ -325,12 +325,6 @@ class Compiled:
         return self._scans[act]
 
 
-def _at(tree: Tree, key: str) -> Any:
-    for part in [key] if key in tree else key.split("."):
-        tree = tree.get(part) if isinstance(tree, Mapping) else None
-    return tree
-
-
 def _like(values: Tree, before: Tree) -> Tree:
     """In the dtypes of an earlier state: a Python number of a first state becomes another one in a step."""
     return jax.tree.map(lambda value, old: _cast(value, old.dtype), values, before)
@@ -366,7 +360,7 @@ class FunctionalVectorEnv(VectorEnv):
         self.observation_space, self.action_space = compiled.observation_space, compiled.action_space
         self.info_leaves = tuple(field.leaf for field in compiled.fields)
         self._nan = NanCheck(self.observation_space)
-        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in compiled.leaves)
+        self._no_final = zeros(compiled.leaves, 0)
         self._action = np.zeros((self.num_envs, *compiled.no_action.shape), compiled.no_action.dtype)
         stored = sum(2 * int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in compiled.leaves)
         self.scan_length = int(np.clip(_SCAN_BYTES // (self.num_envs * stored), 1, _SCAN_STEPS))

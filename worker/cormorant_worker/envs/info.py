@@ -170,6 +170,17 @@ def _array(value: Any) -> Array:
     return array.astype(np.float64) if is_whole else array
 
 
+def find_info(info: Mapping[str, Any], key: str) -> tuple[Any, Any]:
+    """Values of a key or dotted path in the info of a vector (None: no row has it), and [N] bool, the rows with it
+    (None: all).
+    """
+    *path, last = [key] if key in info else key.split(".")
+    inner: Any = info
+    for part in path:
+        inner = inner.get(part) if isinstance(inner, Mapping) else None
+    return (inner.get(last), inner.get(f"_{last}")) if isinstance(inner, Mapping) else (None, None)
+
+
 def _find(info: Mapping[str, Any], key: str) -> Any:
     try:
         return info[key]

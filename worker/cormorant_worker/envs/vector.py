@@ -20,11 +20,11 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv, WholeStep
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
 from cormorant_worker.envs.single_envs import open_rows
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, ManifestError
-from cormorant_worker.spaces import Array, Arrays, leaves, put
+from cormorant_worker.spaces import Array, Arrays, leaves, put, zeros
 
 _MOST_STEPS = 5_000
 _MOST_S = 30.0
@@ -34,7 +34,7 @@ _CHANCES = 3
 """Ends in a row that look as if the final observation were lost, where observations are whole numbers."""
 
 
-class GymVectorEnv(VectorEnv):
+class GymVectorEnv(FlatVector):
     """The rows of one gymnasium vector environment. `seeds`: one per row, for its first reset; `info`: values that come
     with every step. Raises UnknownEnv or EnvBuildError where it cannot be built, or its behavior at the end of an
     episode is unclear.
@@ -43,45 +43,41 @@ class GymVectorEnv(VectorEnv):
     why_not_saved = "a gymnasium vector environment can neither save nor read its state"
 
     def __init__(self, source: VectorSource, *, seeds: Sequence[int], info: Sequence[InfoField] = ()) -> None:
-        num_envs = self.num_envs = len(seeds)
-        vector = self._vector = FlatVector(source, num_envs)
+        super().__init__(source, num_envs := len(seeds))
         self.seeds: Sequence[int] = tuple(seeds)
         self.options: dict[str, Any] | None = None
         try:
-            self._mode = _find_mode(vector)
-            self.lockstep = _resets_some(vector, self._mode)
-            self._info = vector.complete(info)
+            self._mode = _find_mode(self)
+            self.lockstep = _resets_some(self, self._mode)
+            self.fields = self.complete(info)
         except BaseException:
-            vector.close()
+            self.close()
             raise
         self.min_in_flight = 1 if self.lockstep else num_envs
-        self.observation_space, self.action_space = vector.observation_space, vector.action_space
-        self.info_leaves, self.illegal = tuple(field.leaf for field in self._info), vector.illegal
+        self.info_leaves = tuple(field.leaf for field in self.fields)
         if self._mode is AutoresetMode.SAME_STEP:
-            self.device = vector.device
-        self._chances = 1 if any(leaf.dtype.kind == "f" for leaf in vector.leaves) else _CHANCES
+            self.device = self.place
+        self._chances = 1 if any(leaf.dtype.kind == "f" for leaf in self.leaves) else _CHANCES
         self._looks_lost = 0
-        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in vector.leaves)
-        self._actions = tuple(
-            np.zeros((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(vector.action_space, ("action",))
-        )
+        self._no_final, self._before = zeros(self.leaves, 0), zeros(self.leaves, num_envs)
+        self._actions = zeros(leaves(self.action_space, ("action",)), num_envs)
         """[N, ...] per leaf: those of this step, or of the last one where a step is only a reset."""
-        self._before: Arrays = ()
         self._rows: slice | Rows = EVERY_ROW
         self._is_interrupted: Array = np.zeros(num_envs, dtype=np.bool_)
-        self._held = HeldEnds(num_envs, vector.leaves, self.info_leaves)
+        self._held = HeldEnds(num_envs, self.leaves, self.info_leaves)
 
     @property
     def interrupted(self) -> Rows:
         return np.flatnonzero(self._is_interrupted)
 
     def start(self) -> Arrays:
-        self._is_interrupted[:] = False
-        self._held.waits[:] = False
-        if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
-            self._vector.settle()
-        obs = self._vector.begin(self.seeds, self.options).obs
-        self._before = tuple(np.empty_like(leaf) for leaf in obs)
+        return self._begin(self.seeds, self.options)
+
+    def _begin(self, seeds: Sequence[int] | None = None, options: dict[str, Any] | None = None) -> Arrays:
+        self._is_interrupted[:] = self._held.waits[:] = False
+        if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self):
+            self.settle()
+        obs = self.begin(seeds, options).obs
         self._act_on(obs, EVERY_ROW)
         return obs
 
@@ -92,18 +88,18 @@ class GymVectorEnv(VectorEnv):
             is_left_out = np.ones(self.num_envs, dtype=np.bool_)
             is_left_out[rows] = False
             self._is_interrupted |= is_left_out
-            put(self._actions, is_left_out, tuple([leaf[is_left_out] for leaf in self._vector.random_actions()]))
+            put(self._actions, is_left_out, tuple([leaf[is_left_out] for leaf in self.random_actions()]))
 
     def recv(self) -> Step:
         # Copies: the environment may keep them, and these are written again.
-        stepped = self._vector.step(tuple(action.copy() for action in self._actions))
-        info = self._vector.infos(self._info, stepped, is_same_step=self._mode is AutoresetMode.SAME_STEP)
+        stepped = self.step(tuple(action.copy() for action in self._actions))
+        info = self.infos(stepped, is_same_step=self._mode is AutoresetMode.SAME_STEP)
         if not self.lockstep and self._mode is AutoresetMode.NEXT_STEP:
             # Rows that ended come with the next step, which is the first observation of their next episode.
             waits = self._held.waits
             if stepped.reward[waits].any() or (stepped.terminated | stepped.truncated)[waits].any():
                 raise EnvCrashed(
-                    f"{self._vector.name} declares the autoreset_mode NEXT_STEP, and the step after an end had a "
+                    f"{self.name} declares the autoreset_mode NEXT_STEP, and the step after an end had a "
                     "reward or ended; correct what it declares",
                     has_stepped=False,
                 )
@@ -111,12 +107,12 @@ class GymVectorEnv(VectorEnv):
         obs, ended, final = stepped.obs, stepped.ended, self._no_final
         if len(ended):
             if self._mode is AutoresetMode.SAME_STEP:
-                final = self._vector.final(stepped)
+                final = self.final(stepped)
                 self._refuse_lost(final, [leaf[ended] for leaf in obs], [leaf[ended] for leaf in self._before])
             else:
                 final = tuple(leaf[ended] for leaf in obs)
                 obs = tuple(leaf.copy() for leaf in obs)
-                put(obs, ended, self._vector.reset(ended))
+                put(obs, ended, self.reset(ended))
         self._act_on(obs, EVERY_ROW)
         if isinstance(rows := self._rows, slice) or not self.lockstep:
             return Step(EVERY_ROW, obs, *stepped[1:4], ended, final, NO_ROWS, info)
@@ -126,28 +122,20 @@ class GymVectorEnv(VectorEnv):
         reward, terminated, truncated = (column[rows] for column in stepped[1:4])
         return Step(rows, obs, reward, terminated, truncated, sent, final, NO_ROWS, info)
 
-    def step_tensors(self, actions: Sequence[Any]) -> WholeStep:
-        return self._vector.step_tensors(actions, self._info)
-
     def check_steps(self, obs: Arrays, reward: Array, at: tuple[Array, Array], final: Arrays) -> None:
-        self._vector.nan.check_steps(obs, reward, at, final)
+        self.nan.check_steps(obs, reward, at, final)
         steps, rows = at
         if len(rows):
             self._refuse_lost(final, [leaf[steps + 1, rows] for leaf in obs], [leaf[steps, rows] for leaf in obs])
         self._act_on(tuple(leaf[-1] for leaf in obs), EVERY_ROW)
 
     def restart(self, rows: Rows) -> Arrays:
-        if not self.lockstep:  # all rows, which is what `open_envs` leaves
-            self._held.waits[:] = False
-            if self._mode is AutoresetMode.NEXT_STEP and not _replaces_pending(self._vector):
-                self._vector.settle()
+        if not self.lockstep:
+            return self._begin()  # in all rows, which is what `open_envs` leaves
         self._is_interrupted[rows] = False
-        first = self._vector.reset(rows)
+        first = self.reset(rows)
         self._act_on(first, rows)
         return first
-
-    def close(self) -> None:
-        self._vector.close()
 
     def _refuse_lost(self, final: Arrays, first: Sequence[Array], before: Sequence[Array]) -> None:
         """Compare final observations [k, ...] with the first ones of the next episodes, and with those acted on. An
@@ -157,7 +145,7 @@ class GymVectorEnv(VectorEnv):
         for looks in (_same_rows(final, first) & ~_same_rows(final, before)).tolist():
             self._looks_lost = self._looks_lost + 1 if looks else 0
             if self._looks_lost >= self._chances:
-                raise self._vector.lost_final("that equals the first observation of the next episode")
+                raise self.lost_final("that equals the first observation of the next episode")
 
     def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
         """Keep what is acted on next, where it is compared with final observations."""
@@ -248,10 +236,8 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
         return AutoresetMode.SAME_STEP
     matters, ignored = False, True
     for _ in range(_TRIES):
-        starts = [_after(vector, []) for _ in range(2)]
-        following = [_after(vector, actions) for _ in range(2)]
-        matters |= _differ(starts[0], starts[1], row)
-        ignored &= not _differ(following[0], following[1], row) and not following[0].reward[row].any()
+        matters |= _matters_after(vector, [], row)[0]
+        ignored &= not any(_matters_after(vector, actions, row))
     if matters and ignored:
         return AutoresetMode.NEXT_STEP
     why = (
@@ -262,17 +248,17 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
     raise EnvBuildError(f"{cannot}: {why}; {do}")
 
 
-def _after(vector: FlatVector, actions: list[Arrays]) -> Stepped:
-    """What a random step after these actions gives."""
-    vector.begin(range(vector.num_envs))
-    for action in actions:
-        vector.step(action)
-    stepped = vector.step(vector.random_actions())
-    return stepped._replace(obs=_copy(stepped.obs))
-
-
-def _differ(one: Stepped, other: Stepped, row: Rows) -> bool:
-    return not _same_rows(one.obs, other.obs)[row].all() or one.reward[row] != other.reward[row]
+def _matters_after(vector: FlatVector, actions: list[Arrays], row: Rows) -> tuple[bool, bool]:
+    """Whether two random steps after these actions differ in the row, and whether the first one has a reward there."""
+    steps = []
+    for _ in range(2):
+        vector.begin(range(vector.num_envs))
+        for action in actions:
+            vector.step(action)
+        stepped = vector.step(vector.random_actions())
+        steps.append((stepped.reward[row], tuple(leaf[row] for leaf in stepped.obs)))  # copies
+    (reward, obs), (other, following) = steps
+    return bool(reward != other or not _same_rows(obs, following).all()), bool(reward.any())
 
 
 def _same_rows(one: Sequence[Array], other: Sequence[Array]) -> Array:

@@ -422,7 +422,7 @@ def test_a_process_that_is_killed_ends_its_vector_environment(monkeypatch: pytes
     env = made(partial(echoes, kind=AsyncVectorEnv))
     env.start()
     step_times(env, 3)
-    env._vector.env.processes[1].kill()
+    env.env.processes[1].kill()
     with pytest.raises(EnvCrashed, match=r"raised (Timeout|ConnectionReset|BrokenPipe|EOF)Error in step") as crashed:
         step_times(env, 3)
     assert crashed.value.has_stepped
