@@ -223,9 +223,7 @@ class EnvRow:
             try:
                 self._write_info[side](info)
             except InfoMisfit as error:
-                raise BadObservation(
-                    f"environment {self._row} returned {error} (in {self._when()})", row=self._row
-                ) from error
+                raise self._bad("info", f" that cannot be stored: {error}") from error
         if terminated or truncated:
             self._write_final[side](obs)
             obs, info = self.env.reset(**self.reset_kwargs)
@@ -239,11 +237,9 @@ class EnvRow:
         try:
             rewards[row] = reward
         except (TypeError, ValueError) as error:
-            words = f"{reward!r} as the reward in {self._when()}; return one number"
-            raise BadObservation(f"environment {row} returned {words}", row=row) from error
+            raise self._bad(f"{reward!r} as the reward", "; return one number") from error
         if reward is None or reward != reward:
-            found = "no reward (None)" if reward is None else "a NaN reward"
-            raise BadObservation(f"environment {row} returned {found} in {self._when()}", row=row)
+            raise self._bad("no reward (None)" if reward is None else "a NaN reward")
         terminations[row], truncations[row] = terminated, truncated
         self.steps += 1
 
@@ -252,8 +248,9 @@ class EnvRow:
         illegal[:] = False if mask is None else np.equal(mask, 0)
         self._may_be_illegal = mask is not None
 
-    def _when(self) -> str:
-        return f"step {self.steps + 1} since it was built"
+    def _bad(self, what: str, more: str = "") -> BadObservation:
+        words = f"environment {self._row} returned {what} in step {self.steps + 1} since it was built{more}"
+        return BadObservation(words, row=self._row)
 
     def _writer(self, arrays: Arrays) -> Callable[[Any], None]:
         space = self.env.observation_space
@@ -275,18 +272,11 @@ class EnvRow:
             try:
                 parts = flatten(space, obs)
             except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
-                raise BadObservation(
-                    f"environment {self._row} returned an observation in {self._when()} that does not fit its "
-                    f"space {space}: {type(error).__name__}: {error}",
-                    row=self._row,
-                ) from error
+                misfit = f" that does not fit its space {space}: {type(error).__name__}: {error}"
+                raise self._bad("an observation", misfit) from error
             for key, view, part in zip(keys, views, parts, strict=True):
                 if part.shape != view.shape:
-                    raise BadObservation(
-                        f"environment {self._row} returned {key} of shape {part.shape} in {self._when()}; "
-                        f"its space says {view.shape}",
-                        row=self._row,
-                    )
+                    raise self._bad(f"{key} of shape {part.shape}", f"; its space says {view.shape}")
                 view[...] = part
 
         return write
