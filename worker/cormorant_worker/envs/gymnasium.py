@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 
 from cormorant_contract.env import Env, GymnasiumEnv, PettingZooEnv
@@ -34,8 +33,6 @@ def open_envs(request: EnvRequest) -> OpenedEnvs:
                         "info; remove env.info"
                     )
                 return OpenedEnvs((only.vector_env(request.seeds_of(only.num_workers)),))
-            if isinstance(only, gymnasium.Env):
-                made.keep(0, only)
         return OpenedEnvs((vectorize(made, block, request.seeds_of(len(makers)), request),))
     groups: list[VectorEnv] = []
     for columns in np.array_split(np.arange(len(seeds)), request.served_groups):

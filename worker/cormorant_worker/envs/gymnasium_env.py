@@ -143,17 +143,16 @@ class MadeEnvs(EnvSource):
 
     def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
         self._makers = tuple(makers)
-        self._built: dict[int, Env] = {}
-        """By row: built to look at, and not given out yet."""
+        self._built: dict[int, Any] = {}
+        """By row: made, and not given out yet."""
 
     @property
     def name(self) -> str:
         return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
 
     def build(self, row: int) -> Env:
-        if row in self._built:
-            return self._built.pop(row)
-        made = self.make(row)
+        self.make(row)
+        made = self._built.pop(row)
         if not isinstance(made, gymnasium.Env):
             raise EnvBuildError(
                 f"the environment maker {name_of(self._makers[row])} returned a {type(made).__module__}."
@@ -166,11 +165,10 @@ class MadeEnvs(EnvSource):
         return made
 
     def make(self, row: int) -> Any:
-        return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
-
-    def keep(self, row: int, env: Env) -> None:
-        """Let only the next `build` return this environment."""
-        self._built[row] = env
+        """The environment, whatever it is, that the next `build` of this row takes."""
+        if row not in self._built:
+            self._built[row] = construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
+        return self._built[row]
 
     def __reduce__(self) -> Any:
         # Built environments stay here. Closures cannot be pickled, and the process of an environment is ours.

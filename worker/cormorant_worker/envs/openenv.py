@@ -294,20 +294,16 @@ def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
         return _Part(name, gymnasium.spaces.Discrete(len(words)), words)
     if type_ == "boolean":
         return _Part(name, gymnasium.spaces.Discrete(2), (False, True))
-    if kind == "action" and low is not None and high is not None:
-        if type_ == "integer":
-            return _Part(name, gymnasium.spaces.Discrete(high - low + 1, start=low))
-        if type_ == "number":
-            return _Part(name, gymnasium.spaces.Box(low, high, (), np.float32))
+    dtype = {"integer": "int64", "number": "float32"}.get(str(type_), "")
+    if dtype and kind == "observation":
+        return _declared(OpenEnvArray.model_construct(name=name, dtype=dtype))
+    if dtype and low is not None and high is not None:
+        return _declared(OpenEnvAction.model_construct(name=name, dtype=dtype, low=low, high=high))
     if kind == "action" or (type_ == "array" and "string" not in json.dumps(field.get("items", "string"))):
         raise EnvBuildError(
             f"the server's schema does not say what the {kind}'s {name} may be ({type_ or 'no type'}); declare its "
             f"shape and range, or its values, in spec.env.openenv.fields.{kind}"
         )
-    if type_ == "integer":
-        return _Part(name, _declared(OpenEnvArray(name=name, dtype="int64")).space)
-    if type_ == "number":
-        return _Part(name, gymnasium.spaces.Box(-np.inf, np.inf, (), np.float32))
     return None
 
 

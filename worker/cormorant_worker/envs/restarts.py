@@ -65,8 +65,6 @@ class Restarts:
         self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
             raise EnvRaised(crash.sentence(), row=row, details=crash.details) from crash.error
-        if not self._limits.total:
-            raise self._give_up(crash, "it is not restarted here")
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")
