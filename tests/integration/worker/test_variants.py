@@ -45,21 +45,6 @@ def test_each_variant_of_envpool_has_its_own_kwargs() -> None:
     assert (reward[1:] < -50).any(dim=1).all()
 
 
-def test_a_pool_left_under_way_by_a_batch_that_raised_begins_new_episodes() -> None:
-    def stop(_: object) -> None:
-        raise InterruptedError
-
-    carts = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
-    with make_collector(make_job(env=carts, variants=[{"name": "a"}, {"name": "b"}])) as collector:
-        collector.on_landed.append(stop)  # the first pool has stepped, and the second one is stepping
-        with pytest.raises(InterruptedError):
-            collector.collect(num_steps=20)
-        collector.on_landed.remove(stop)
-        batch = collector.collect(num_steps=40)
-    assert (batch["observation"][:, 0].abs() <= 0.05).all()
-    assert (batch["next", "reward"] == 1).all()
-
-
 def test_tasks_of_envpool_must_have_the_same_spaces() -> None:
     lake = {"envpool": {"taskId": "FrozenLake-v1", "numEnvs": 4}}
     variants = [{"name": "small"}, {"name": "large", "taskId": "FrozenLake8x8-v1"}]

@@ -126,11 +126,7 @@ def test_info_belongs_to_its_own_step_and_is_padded_with_zeros() -> None:
     [
         ({"key": "succes"}, {}, r"succes is in the info of neither .* where even, nested, pair, step"),
         ({"key": "word"}, {"word": "yes"}, "word is of type str96; numbers, booleans and arrays of them are stored"),
-        (
-            {"key": "word", "dtype": "float32", "shape": []},
-            {"word": "yes"},
-            "cannot be stored: str 'yes' for word",
-        ),
+        ({"key": "word", "dtype": "float32", "shape": []}, {"word": "yes"}, "cannot be stored: str 'yes' for word"),
         ({"key": "pair", "shape": [3]}, {}, r"pair has the shape \[2\], declared is \[3\]"),
         ({"key": "pair", "dtype": "int16", "shape": [3]}, {}, r"pair of shape \[2\]; env.info says \[3\]"),
         ({"key": "big", "dtype": "uint8"}, {"big": 300}, "big that does not fit uint8: 300 .* stored as 44"),

@@ -244,15 +244,9 @@ def test_what_is_no_vector_environment_is_refused(env: Any, sentence: str) -> No
         make_collector(env=env)
 
 
-def with_a_default(num_envs: int = 2) -> gymnasium.vector.VectorEnv:
-    return echoes(num_envs)
-
-
 @pytest.mark.parametrize(
     ("env", "num_envs"),
     [
-        (with_a_default, 3),
-        (partial(with_a_default, num_envs=5), None),
         (partial(gymnasium.make_vec, "CartPole-v1", num_envs=5), None),
         (lambda num_envs, more=1: echoes(num_envs), 3),
     ],
@@ -336,16 +330,6 @@ def test_rows_of_one_play_as_single_environments(mode: str) -> None:
                 assert (reward, *flags, info) == (np.float32(others[0]), *others[1:-1], {})
                 is_over = any(flags)
             np.testing.assert_array_equal(found, wanted)
-
-
-def test_masks_of_info_forbid_random_actions() -> None:
-    make = partial(gymnasium.make_vec, "Taxi-v4", vectorization_mode="sync")
-    with make_collector(env=make, num_envs=N, info=["action_mask"]) as collector:
-        batch = collector.collect(num_steps=N * 300)
-    masks, actions = batch["next", "info", "action_mask"][:, :-1], batch["action"][:, 1:]
-    goes_on = ~batch["next", "done"][:, :-1, 0]
-    assert masks.gather(-1, actions.unsqueeze(-1))[goes_on].all()
-    assert not goes_on.all()
 
 
 @pytest.mark.parametrize(("kind", "in_info"), [(SyncVectorEnv, False), (SyncVectorEnv, True), (TorchEchoes, False)])
