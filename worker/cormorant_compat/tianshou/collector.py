@@ -52,6 +52,9 @@ class Collector(Generic[Stats]):
     resets the environments, so `reset` need not be called first.
     """
 
+    _takes_stragglers = False
+    """Environments may return as they become ready, in any order."""
+
     def __init__(
         self,
         policy: "Policy | None",
@@ -105,6 +108,11 @@ class Collector(Generic[Stats]):
         try:
             self.buffer = usual_buffer(self._envs.num_envs) if buffer is None else buffer
             self._store = None if self.buffer is None else as_store(self.buffer)
+            if not (self._envs.lockstep or self._takes_stragglers):
+                raise EnvError(  # noqa: TRY301  # the environments are closed below
+                    f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
+                    "AsyncCollector"
+                )
             self._refuse_room()
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed_of("actions"), observation=observation)
@@ -371,9 +379,12 @@ class Collector(Generic[Stats]):
 
 
 class AsyncCollector(Collector[CollectStats]):
-    """Tianshou's name for collecting from environments that return as they become ready: EnvPool with `batch_size <
-    num_envs`. Counts are exact here, too: surplus frames of faster environments are kept for the next request.
+    """A `Collector` for environments that return as they become ready: EnvPool with `batch_size < num_envs`.
+
+    Counts are exact here, too: surplus frames of faster environments are kept for the next request.
     """
+
+    _takes_stragglers = True
 
 
 def _stats_of(ended: Sequence[tuple[Array, Array, Array]], steps: int) -> CollectStats:

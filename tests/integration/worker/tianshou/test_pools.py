@@ -35,8 +35,9 @@ def check(batch: object) -> None:
 
 @pytest.mark.parametrize("batch_size", [0, 3])
 def test_counts_and_frames_are_exact_in_both_modes(batch_size: int) -> None:
+    kind = AsyncCollector if batch_size else Collector
     buffer = LatestBatch()
-    collector = Collector(mlp(BOX, TWO), pool(12, batch_size), buffer)
+    collector = kind(mlp(BOX, TWO), pool(12, batch_size), buffer)
     for size in (100, 7, 240):
         assert collector.collect(n_step=size).n_collected_steps == len(buffer) == size
         check(buffer.tensordict)
@@ -95,7 +96,9 @@ def test_async_pool_resets_hidden_states_with_episodes() -> None:
         assert torch.equal(count[:, 1:][~ended], count[:, :-1][~ended] + 1)
 
 
-def test_wrong_arguments_for_pools_are_refused() -> None:
+def test_wrong_collector_and_arguments_for_pools_are_refused() -> None:
+    with pytest.raises(EnvError, match="come back 3 at a time of 12; use AsyncCollector"):
+        Collector(mlp(BOX, TWO), pool(12, 3))
     collector = Collector(mlp(BOX, TWO), pool(4))
     with pytest.raises(EnvError, match=r"gym_reset_kwargs has \['seed'\], and EnvPoolVectorEnv takes no arguments"):
         collector.collect(n_step=4, reset_before_collect=True, gym_reset_kwargs={"seed": 3})
