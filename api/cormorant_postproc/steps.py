@@ -305,8 +305,12 @@ class FrameStack:
         ids, done = flag(batch, TRAJ_IDS), flag(batch, ("next", "done"))
         lengths = torch.full_like(ids[:, 0], ids.shape[1], dtype=torch.int64) if valid is None else valid.sum(-1)
         at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
-        begins = zip(ids[:, 0].tolist(), lengths.tolist(), strict=True)
-        before = [self._open.pop(number, None) if length else None for number, length in begins]
+        begins = ids[:, 0].tolist()
+        goes_on = {
+            row: self._open.pop(begins[row])[1]
+            for row in lengths.nonzero().flatten().tolist()
+            if begins[row] in self._open
+        }
 
         # Step t of the batch is step t + past of a row's series, which begins with the past of its first trajectory.
         past = self.num_frames - 1
@@ -319,21 +323,20 @@ class FrameStack:
         tails = []
         for place, key in enumerate(self.keys):
             observation, following = leaf_of(batch, key), leaf_of(batch, under("next", key))
-            fronts = [
-                row[:1].expand(past, *row.shape[1:]) if kept is None else kept[1][place]
-                for row, kept in zip(observation, before, strict=True)
-            ]
-            series = torch.cat([torch.stack(fronts), observation], dim=1)
+            series = torch.cat([*[observation[:, :1]] * past, observation], dim=1)
+            if goes_on:
+                series[[*goes_on], :past] = torch.stack([kept[place] for kept in goes_on.values()])
             result[key] = stacks = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
             # What followed a frame is one step later than the frame: all but the newest are frames of its stack.
             result[under("next", key)] = torch.cat([stacks[:, :, 1:], following.unsqueeze(2)], dim=2)
             tails.append(at_steps(stacks, at_end)[:, 0, 1:])
 
         self._batches += 1
-        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
-        for row, number in enumerate(at_steps(ids, at_end).squeeze(-1).tolist()):
-            if stays_open[row]:
-                self._open[number] = self._batches, [tail[row].clone() for tail in tails]
+        stays_open = ((lengths > 0) & ~at_steps(done, at_end).squeeze(-1)).tolist()
+        numbers = at_steps(ids, at_end).squeeze(-1).tolist()
+        for number, is_open, *kept in zip(numbers, stays_open, *tails, strict=True):
+            if is_open:
+                self._open[number] = self._batches, [tail.clone() for tail in kept]
         oldest = self._batches - _KEPT_BATCHES
         self._open = {number: kept for number, kept in self._open.items() if kept[0] > oldest}
         return result

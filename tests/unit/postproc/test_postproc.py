@@ -257,6 +257,16 @@ def test_time_grows_with_frames_and_the_host_learns_sizes_only() -> None:
     assert sum(calls.values()) < 300
 
 
+def test_stacks_ask_the_device_no_more_often_for_many_rows() -> None:
+    parts, stack = [stream(number, [4]) for number in range(64)], FrameStack(2)
+    stack(to_batch([part[:2] for part in parts]))
+    batch = to_batch([part[2:3] for part in parts])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert stack(batch)["observation"].shape[:3] == (64, 1, 2)
+    assert sum(event.count for event in profile.key_averages() if event.key == "aten::item") < 10
+    assert stack(batch[:0]).shape == (0, 1)
+
+
 def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
     batch = TensorDict({"x": torch.arange(4)}, batch_size=[4])
     with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['x'\]"):
