@@ -158,6 +158,8 @@ class InstantBlocks:
 class InstantEngine:
     """Starts such workers."""
 
+    descriptors_each = 1
+
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         return options
 

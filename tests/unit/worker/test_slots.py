@@ -338,7 +338,17 @@ def test_soft_file_limit_is_raised_and_never_lowered() -> None:
     try:
         for before in (512, most):
             resource.setrlimit(resource.RLIMIT_NOFILE, (before, hard))
-            raise_file_limit()
+            raise_file_limit(1, each=9)
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_fleet_that_may_not_open_more_files_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job(num_envs=1, queue={"capacityBatches": 2}, collection={"framesPerBatch": 1})
+    with WorkerFleet(job, FleetOptions(workers=2), engine=InstantEngine()) as fleet:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (1000, 1000))
+        with pytest.raises(FleetError, match=r"800 workers need 1,056 .* have 1,000 .* start 744 workers"):
+            fleet.resize(800)
+        assert fleet.stats().groups["cpu"].desired == 2
+        assert LocalFleet(fleet).next_batch(timeout=30) is not None

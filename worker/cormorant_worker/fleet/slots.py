@@ -4,7 +4,7 @@ fleet's condition.
 
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count, islice
 
@@ -146,11 +146,13 @@ class Slots:
         for slot in tuple(self.in_state(*LIVING)):
             self.move(slot, SlotState.GONE)
 
-    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> list[Slot]:
+    def resize(
+        self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None] = lambda _: None
+    ) -> list[Slot]:
         """Set how many slots are wanted, in all (without inference servers) or by group; groups that are not named keep
         their size. The lowest free index is filled first, the highest retired first; a group's indices instead of its
-        size fill exactly these. Returns the retired slots. Raises FleetError for an unknown group, a negative size, or
-        no worker left.
+        size fill exactly these. `check` raises if that many are impossible. Returns the retired slots. Raises
+        FleetError for an unknown group, a negative size, or no worker left.
         """
         if not isinstance(workers, int | Mapping):
             raise FleetError(f"workers is {workers!r}; give a number, or a mapping of groups to numbers")
@@ -169,6 +171,7 @@ class Slots:
                 free = (index for index in count() if index not in filled)
                 size = [*islice(sorted(filled), size), *islice(free, max(0, size - len(filled)))]
             keys += [(name, index) for index in sorted(set(size))]
+        check(len(keys))
         if all(group in self._serving_groups for group, _ in keys):
             raise LastWorker("0 workers: a fleet needs at least 1; pause it instead")
         if self._serving_groups and not any(group in self._serving_groups for group, _ in keys):

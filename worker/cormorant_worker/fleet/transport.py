@@ -116,6 +116,9 @@ class BlockPool(Protocol):
 
 
 class Engine(Protocol):
+    descriptors_each: int
+    """Number of file descriptors per worker in this process."""
+
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """Fill in the number of workers, and who provides slots. Raises DeviceUnavailable where it is known."""
 

@@ -175,6 +175,9 @@ class SharedBlockPool:
 class LocalEngine:
     """Forks worker processes and owns the shared memory that they fill."""
 
+    descriptors_each = 9
+    """2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
+
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         fork_server(WORKERS)  # what workers import is imported from now on
         if options.device:

@@ -243,6 +243,9 @@ def _cause(error: BaseException) -> str:
 class RayEngine:
     """Requests actors from a cluster, one per worker. The fleet restarts them, not Ray, with new seeds."""
 
+    descriptors_each = 4
+    """Descriptors of Ray's connections to the actor and its node, and of notifications."""
+
     def __init__(self, options: RayOptions | None = None) -> None:
         self._options = options = RayOptions() if options is None else options
         if not isinstance(options, RayOptions):

@@ -4,6 +4,7 @@ GONE -> (background) the worker has ended, and its dataset was asked -> every fr
 """
 
 import resource
+import sys
 import time
 from collections.abc import Collection, Mapping
 from functools import partial
@@ -12,7 +13,7 @@ from itertools import islice, takewhile
 import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import CormorantError, DeviceUnavailable, WorkerFailed
+from cormorant_worker.errors import CormorantError, DeviceUnavailable, FleetError, WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.slot import Slot, SlotState, TicketOut, WorkerHandle
 from cormorant_worker.fleet.stats import RestartReason
@@ -26,6 +27,8 @@ _MOST_STARTS = _MOST_GRANTS = _MOST_FINISHES = 24
 """In one turn; the others in the next, which follows at once: callers get the condition in between."""
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
+_OTHER_FILES = 256
+"""File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
 _MOST_FILES = 1 << 16
 """Some programs take time for each descriptor that they may have; hard limits can be a billion."""
 _HEALTHY_S = 600.0
@@ -54,8 +57,8 @@ class SlotLife:
     def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
         """Set how many slots are wanted: see `Slots.resize`. Workers finish their tickets before they leave."""
         core = self._core
-        raise_file_limit()
-        for slot in core.slots.resize(workers):
+        check = partial(raise_file_limit, each=core.engine.descriptors_each)
+        for slot in core.slots.resize(workers, check=check):
             if slot.worker is not None:
                 self.let_go(slot.worker)
             slot.not_before = 0.0
@@ -391,9 +394,18 @@ class SlotLife:
             slot.not_before = now + min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (slot.failures - 1))
 
 
-def raise_file_limit() -> None:
-    """Raise, never lower, this process's soft limit on open files, of which each worker takes up to nine."""
+def raise_file_limit(num_workers: int, *, each: int) -> None:
+    """Raise, never lower, this process's soft limit on open files. Raises FleetError if the hard limit is too low for
+    so many workers with `each` descriptors.
+    """
+    needed = num_workers * each + _OTHER_FILES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
+        raise FleetError(
+            f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHER_FILES}), this process may "
+            f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHER_FILES) // each):,} workers"
+        )
+    wanted = min(most, max(needed, _MOST_FILES))
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
