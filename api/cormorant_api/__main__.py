@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadFault, exit_code_of
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import HeadSettings, listen_early
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.logs import LogContext, configure_logs
@@ -69,7 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
     try:
         settings.check()
-        # Slow imports come after the settings are checked, the slowest after the manifest is.
+        listen_early(settings.host, settings.port)
+        # Slow imports come after the port is open, the slowest after the manifest is checked.
         from cormorant_worker.fork_server import WORKERS, fork_server
         from cormorant_worker.launch import load_job, refuse_unknown_names
 

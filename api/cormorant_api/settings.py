@@ -1,6 +1,11 @@
-"""Settings of a head besides the manifest: addresses, directories and time limits."""
+"""Settings of a head besides the manifest: addresses, directories and time limits; and its sockets.
+
+Imports little: ports are opened before the head imports its web server, so that a kubelet's first probe waits for its
+answer instead of being refused.
+"""
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,3 +76,35 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+BACKLOG = 1024
+_early: dict[tuple[str, int], socket.socket] = {}
+
+
+def listen_early(host: str, *ports: int) -> None:
+    """Accept connections on these ports; 0 is left out. `bound` returns their sockets later."""
+    for port in filter(None, ports):
+        early = bound(host, port)
+        early.listen(BACKLOG)
+        _early[host, port] = early
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket on this port (0: any free one), for IPv4 too if the host is `::`. HeadFault if it is not available."""
+    if (early := _early.pop((host, port), None)) is not None:
+        return early
+    found = None
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+    except OSError as error:
+        if found is not None:
+            found.close()
+        raise HeadFault(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port (batches and "
+            "weights use the one after it)"
+        ) from error
+    return found

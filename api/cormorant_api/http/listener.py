@@ -6,7 +6,6 @@ and data that a client keeps sending after the response.
 
 import asyncio
 import contextlib
-import socket
 import ssl
 import threading
 import time
@@ -21,14 +20,13 @@ from cormorant_api.errors import ApiError, HeadFault
 from cormorant_api.http.bodies import ABORT_KEY, LEAVING_KEY
 from cormorant_api.http.problems import answer
 from cormorant_api.http.tokens import stamp_of
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import BACKLOG, HeadSettings, bound
 from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
 log = structlog.get_logger()
 
 _START_S = 20.0
-_BACKLOG = 1024
 _KEEP_ALIVE_S = 75
 MOST_HEAD_BYTES = 64 * 1024
 """Longer heads are refused, unless one arrives in one piece: an event loop reads 256 KiB at once."""
@@ -44,14 +42,7 @@ class Listener:
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
         """Bind the port; 0: any free one. HeadFault if it is not available."""
-        try:
-            family = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0][0]
-            self._socket = socket.create_server((settings.host, port), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise HeadFault(
-                f"cannot listen on {settings.host} port {port}: {error.strerror or error}; choose another --port "
-                "(batches and weights use the one after it)"
-            ) from error
+        self._socket = bound(settings.host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -65,7 +56,7 @@ class Listener:
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=max(1, round(settings.grace_s)),
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )

@@ -362,9 +362,17 @@ class _Session:
 
 
 def _head_settings(port: int, directory: Path | None) -> "HeadSettings":
+    """Settings of a head that listens already: a port in use is found before workers start, and before the head is
+    imported, which takes seconds.
+    """
     with installed("api"):
-        from cormorant_api.settings import HeadSettings
-    return HeadSettings(port=port, directory=directory, drain_s=_SERVE_DRAIN_S, grace_s=_GRACE_S, linger_s=_LINGER_S)
+        from cormorant_api.settings import HeadSettings, listen_early
+    settings = HeadSettings(
+        port=port, directory=directory, drain_s=_SERVE_DRAIN_S, grace_s=_GRACE_S, linger_s=_LINGER_S
+    )
+    with _refused_by_head():
+        listen_early(settings.host, *settings.ports)
+    return settings
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -22,12 +23,12 @@ import structlog
 
 from cormorant_api.errors import HeadFault, StoreError
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import HeadSettings
+from cormorant_api.settings import HeadSettings, bound, listen_early
 from cormorant_client.delivery import decode
 from cormorant_client.head import parse_events
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
-from cormorant_testing.scripts import until
+from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, Served, serve, weights_file
 from cormorant_worker.errors import FleetClosed, FleetError
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -55,12 +56,8 @@ def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
 def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
     job, settings = make_job(), HeadSettings(port=0, directory=folder)
     words = rf"directory .* is in use by process {os.getpid()} on .* stop that head"
-    with HeadServer(job, settings) as server:
-        with pytest.raises(StoreError, match=words):
-            HeadServer(job, settings)
-        port = int(server.url.rpartition(":")[2])
-        with pytest.raises(HeadFault, match=f"cannot listen on 127.0.0.1 port {port}: Address already in use"):
-            HeadServer(job, HeadSettings(port=port, directory=folder.with_name("another")))
+    with HeadServer(job, settings), pytest.raises(StoreError, match=words):
+        HeadServer(job, settings)
     HeadServer(job, settings).close()
     with pytest.raises(StoreError, match=r"cannot write to /proc/run: .*; mount it writable for this user, free space"):
         HeadServer(job, HeadSettings(port=0, directory=Path("/proc/run")))
@@ -267,6 +264,16 @@ def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: P
             "weights, and set head.persistence.claimName to keep them"
         )
         assert told[1:] == [served.reader.condition("WeightsMissing")["message"]] == [words]
+
+
+def test_port_accepts_connections_before_the_head_serves() -> None:
+    host, port = "::" if socket.has_dualstack_ipv6() else "127.0.0.1", unused_port()
+    listen_early(host, port)
+    socket.create_connection(("127.0.0.1", port), timeout=10).close()
+    with bound(host, port) as handed_on:
+        assert handed_on.getsockname()[:2] == (host, port)
+        with pytest.raises(HeadFault, match=f"cannot listen on {host} port {port}: Address already in use; choose"):
+            listen_early(host, port)
 
 
 def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:

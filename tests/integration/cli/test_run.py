@@ -200,6 +200,7 @@ def test_a_port_in_use_is_found_before_workers_start(
     said = capsys.readouterr()
     assert said.err.startswith(f"cannot listen on 127.0.0.1 port {port}: Address already in use")
     assert "(batches and weights use the one after it)" in said.err
+    assert said.out == ""
 
 
 def test_a_misspelt_policy_is_refused_before_workers_start(
