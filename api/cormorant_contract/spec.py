@@ -127,6 +127,8 @@ _SHAPED = "self.env.info.exists(i, i.key == m.key && has(i.shape) && i.shape.siz
 _UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
 
 _ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
+_LOW, _HIGH = "(has(g.minReplicas) ? g.minReplicas : 0)", "(has(g.maxReplicas) ? g.maxReplicas : 9999)"
+"""CEL: the bounds of group g."""
 _NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
 
 
@@ -269,11 +271,14 @@ _RULES: tuple[Rule, ...] = (
         path=("workerGroups",),
     ),
     Rule(
-        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || ((!has(g.minReplicas) || g.minReplicas <= self.replicas)"
-        " && (!has(g.maxReplicas) || self.replicas <= g.maxReplicas)))",
-        sentence="replicas {self.replicas} is not from minReplicas to maxReplicas of the elastic group {name}; change "
-        "it or these",
-        values=_GROUPS,
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || ({_LOW} <= self.replicas && self.replicas <= {_HIGH}))",
+        sentence="replicas {self.replicas} is not from {low} to {high}, the minReplicas and maxReplicas of the elastic "
+        "group {name}; change one of them",
+        values={
+            "name": _ELASTIC,
+            "low": f"self.workerGroups.filter(g, g.name == {_ELASTIC}).map(g, {_LOW})[0]",
+            "high": f"self.workerGroups.filter(g, g.name == {_ELASTIC}).map(g, {_HIGH})[0]",
+        },
         path=("replicas",),
     ),
     # -- inference servers

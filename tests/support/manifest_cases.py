@@ -229,9 +229,9 @@ _RULES = [
          groups(CPU, SERVERS, policy=MLP, collection__episodes={"count": 4}, output=_DATASET)),
         ("nothing says how many workers are needed; add output.queue: {} or remove autoscale",
          groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output=_DATASET)))),
-    *(("spec.replicas", f"replicas {replicas} is not from minReplicas to maxReplicas of the elastic group cpu",
+    *(("spec.replicas", f"replicas {replicas} is not from {low} to {high}, the minReplicas and maxReplicas of the",
        groups({"name": "cpu", bound: 4}, replicas=replicas))
-      for bound, replicas in (("minReplicas", 3), ("maxReplicas", 5))),
+      for bound, replicas, low, high in (("minReplicas", 3, 4, 9999), ("maxReplicas", 5, 0, 4))),
     ("spec.workerGroups[0].minReplicas", _BOUNDS,
      groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4)),
     ("spec.workerGroups[0].autoscale.minReplicas", _BOUNDS,
