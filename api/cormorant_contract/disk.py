@@ -38,7 +38,7 @@ def write_durably(path: Path, data: bytes | memoryview, *, mode: int = 0o666, is
     complete; after this returns, the new one. Several processes may write the same file. `is_first`: a file that exists
     stays as it is.
     """
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PART}")
+    draft = path.parent / f".{path.name}.{secrets.token_hex(6)}{PART}"
     try:
         descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:

@@ -3,9 +3,11 @@ and the sentence that each trouble gets.
 """
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +16,9 @@ import pytest
 from cormorant_cli.__main__ import run
 from cormorant_cli.commands.doctor import Finding, of_job, of_operators
 from cormorant_cli.commands.status import follow, lines_of
+from cormorant_cli.commands.weights import write_whole
 from cormorant_cli.connection import Connection
-from cormorant_cli.errors import NotReady
+from cormorant_cli.errors import CommandFailed, NotReady
 from cormorant_contract.rest.status import (
     Condition,
     EpisodeReport,
@@ -228,3 +231,11 @@ def test_trouble_beyond_the_operators_words_is_one_sentence(
     assert (code, document["healthy"]) == (int(bool(problems)), not problems)
     gaps = [finding for finding in document["findings"] if "cannot check" in finding["sentence"]]
     assert len(gaps) == list(answers.values()).count(403)
+
+
+@pytest.mark.parametrize("out", [".", "missing/report.html"])
+def test_report_that_cannot_be_written_is_a_sentence(out: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CommandFailed, match=f"^cannot write {re.escape(out)}: "):
+        write_whole(Path(out), memoryview(b"<html>"))
+    assert list(tmp_path.iterdir()) == []
