@@ -116,8 +116,7 @@ def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: 
 
 
 def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served) -> None:
-    document = endless.anonymous.get("/openapi.json").json
-    assert '"ge":' not in json.dumps(document)  # bounds have the names of JSON Schema
+    assert b'"ge":' not in endless.anonymous.get("/openapi.json").body, "bounds have the names of JSON Schema"
     page = endless.anonymous.get("/docs")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     text = page.body.decode()
@@ -129,10 +128,6 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
         assert endless.anonymous.get(below.removeprefix("http://proxy/jobs/a")).status == 200
     assert "url: 'openapi.json'" in text
     assert '"validatorUrl": null' in text, "no badge from elsewhere"
-    refused = endless.anonymous.post("/docs-static/swagger-ui.css")
-    assert (refused.status, refused.headers["allow"]) == (405, "GET, HEAD")
-    said = document["paths"]["/v1/batches/next"]["get"]["description"]
-    assert said.startswith("Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response")
 
 
 def read_events(api: Api, *, limit: int, **headers: str) -> list[dict[str, str]]:

@@ -27,26 +27,6 @@ from cormorant_testing.serving import Served, serve
 OPTIONS = {"lengths": (3, 1, 7)}
 
 
-def counting_head(directory: Path, *, total: int, ack_within_s: float, workers: int = 1) -> Any:
-    collection = {"framesPerBatch": 20, "totalFrames": total, "mode": "sync" if workers > 1 else "async"}
-    job = make_job(num_envs=2, collection=collection, queue={"capacityBatches": 6}, **OPTIONS)
-    return serve(job, directory=directory, workers=workers, ack_within_s=ack_within_s, linger_s=1.0)
-
-
-def test_all_frames_of_a_job_come_exactly_once_and_then_it_ends(tmp_path: Path) -> None:
-    judge = make_checker(2, versions=False, **OPTIONS)
-    with (
-        counting_head(tmp_path, total=187, ack_within_s=30, workers=2) as served,
-        connect(served.server.url, token=served.reader.token) as client,
-        client.deliveries() as batches,
-    ):
-        for batch in batches:
-            assert batch.mode == "sync"
-            judge.take(batch.tensordict())
-    assert judge.frames == batches.num_frames == 187
-    assert len(judge.attempts) == 2
-
-
 CONSUMER = """
 import os, signal, sys
 from cormorant_client import Client, LearnerLink, connect
@@ -57,8 +37,10 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 def test_killed_consumer_loses_nothing_slow_one_repeats_nothing(tmp_path: Path) -> None:
+    collection = {"mode": "async", "framesPerBatch": 20, "totalFrames": 200}
+    job = make_job(num_envs=2, collection=collection, queue={"capacityBatches": 6}, **OPTIONS)
     with (
-        counting_head(tmp_path, total=200, ack_within_s=1.0) as served,
+        serve(job, directory=tmp_path, ack_within_s=1.0, linger_s=1.0) as served,
         connect(served.server.url, token=served.reader.token) as client,
     ):
         killed = subprocess.run(

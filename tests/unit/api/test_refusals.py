@@ -1,5 +1,5 @@
-"""What a head refuses, and for how long: exit codes tell wrong input from what may pass; roles by token, token files,
-addresses, and what a head without tokens takes for a page of another site.
+"""What a head refuses, and for how long: exit codes tell wrong input from what may pass; roles by token, token files
+and addresses.
 """
 
 import errno
@@ -11,7 +11,7 @@ import pytest
 
 from cormorant_api.errors import ApiError, HeadFault, StoreError, TokenError, exit_code_of
 from cormorant_api.http.tokens import HeadTokens, Role, write_tokens
-from cormorant_api.routes.routing import refuse_cross_origin, refuse_other_hosts
+from cormorant_api.routes.routing import refuse_other_hosts
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.scripts import run_script
 from cormorant_worker.errors import (
@@ -108,31 +108,6 @@ def test_tokens_are_read_again_when_their_file_has_changed(tokens: HeadTokens, t
     with pytest.raises(ApiError):
         tokens.demand(Role.OPERATOR, old, what="it")
     assert tokens.demand(Role.OPERATOR, new, what="it") is Role.OPERATOR
-
-
-HOST = {"host": "127.0.0.1:8000"}
-
-
-@pytest.mark.parametrize(
-    ("headers", "whose"),
-    [
-        ({"origin": "https://example.org"}, "Origin https://example.org"),
-        ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, "Origin http://127.0.0.1:3000"),
-        ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site cross-site"),
-        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "cross-site"}, "Origin http://127.0.0.1:8000"),
-    ],
-)
-def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], whose: str) -> None:
-    # A program, an old browser on our page, and an address that was typed.
-    for ours in ({}, {"origin": "http://127.0.0.1:8000"}, {"sec-fetch-site": "none"}):
-        refuse_cross_origin(HOST | ours, what="POST /v1/pause")
-    with pytest.raises(ApiError) as refused:
-        refuse_cross_origin(HOST | headers, what="POST /v1/pause")
-    assert refused.value.status == 403
-    assert refused.value.detail == (
-        f"POST /v1/pause comes from a page of another site ({whose}), and this head runs without tokens; use the "
-        "head's own page or a program, or start the head with tokens"
-    )
 
 
 def test_a_name_that_was_made_to_lead_here_is_refused() -> None:

@@ -215,32 +215,18 @@ class Board:
         self.tracker.tick(can_apply=can_apply)
 
 
-def test_applied_when_every_worker_has_said_so() -> None:
-    board = Board()
-    board.publish(1)
-    board.clock.now += 0.5
-    board.tracker.acknowledged("cpu-0", 1)
-    assert (board.see(1).state, board.results) == ("applying", [])
-    board.tracker.acknowledged("cpu-1", 1)
-    assert board.results == [(1, "applied")]
-    update = board.see(1)
-    assert (update.workers.total, update.workers.acked) == (2, 2)
-    assert [(r.worker, r.state, r.latency_ms) for r in update.receipts] == [
-        ("cpu-0", "applied", 500.0),
-        ("cpu-1", "applied", 500.0),
-    ]
-    assert update.timings.apply_ms == 500.0
-
-
 def test_a_word_that_comes_before_the_hand_over_is_not_lost() -> None:
     board = Board()
     board.stage(1)
     board.tracker.acknowledged("cpu-0", 1)
     assert board.see(1).state == "staged", "the other worker is not known yet"
     board.hand_over(1, waiting=("cpu-0", "cpu-1"))
-    assert board.see(1).state == "applying"
+    assert (board.see(1).state, board.results) == ("applying", [])
+    board.clock.now += 0.5
     board.tracker.acknowledged("cpu-1", 1)
-    assert board.see(1).state == "applied"
+    update = board.see(1)
+    assert (update.state, update.workers.total, update.workers.acked) == ("applied", 2, 2)
+    assert (update.receipts[1].latency_ms, update.timings.apply_ms) == (500.0, 500.0)
 
 
 def test_older_update_of_another_model_is_applied_with_the_newer() -> None:
@@ -276,15 +262,6 @@ def test_update_that_nobody_acknowledges_fails(
         assert (board.see(1).state, board.see(1).error) == ("applied", "")
 
 
-def test_refusals_are_failures_with_reasons() -> None:
-    board = Board()
-    board.publish(1)
-    board.tracker.refused("cpu-0", 1, "out of memory")
-    board.tracker.refused("cpu-1", 1, "out of memory")
-    update = board.see(1)
-    assert (update.state, update.error, update.workers.failed) == ("failed", "out of memory", 2)
-
-
 def test_nobody_waits_for_the_dead_and_their_replacements_count() -> None:
     board = Board()
     board.publish(1)
@@ -305,8 +282,10 @@ def test_the_newest_updates_are_told_at_a_glance() -> None:
     for version in range(1, 6):
         board.publish(version)
     board.clock.now += 0.5
-    board.tracker.acknowledged("cpu-0", 5)
+    board.tracker.refused("cpu-0", 5, "no memory")
     board.tracker.refused("cpu-1", 5, "no memory")
+    assert (board.see(5).state, board.see(5).error) == ("failed", "no memory")
+    board.tracker.acknowledged("cpu-0", 5)
     newest = board.tracker.newest(3)
     assert [(found.version, found.state) for found in newest] == [
         (5, "partially_applied"),
