@@ -69,8 +69,6 @@ def test_frames_that_are_missing_are_found_unless_they_may_be() -> None:
     ("break_it", "words"),
     [
         (lambda batch: batch["next"]["reward"].__iadd__(1), "reward of frame 0"),
-        (lambda batch: batch["next"]["done"].__ior__(True), "done of frame 0"),
-        (lambda batch: batch["action"].__iadd__(1), "next observation of frame 0"),
         (lambda batch: batch["collector"]["policy_version"].__iadd__(1), "acting version of frame 0"),
         (lambda batch: batch["observation"][..., STEP].__iadd__(1), "next observation of frame 0"),
     ],

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import typer
@@ -234,20 +233,10 @@ def test_export_is_beside_the_dataset(uri, tmp_path, capsys):
     assert json.loads((tmp_path / "robot" / "meta" / "info.json").read_text())["fps"] == 50
 
 
-class Unloadable(ModuleType):
-    """A module whose library is installed, and broken."""
-
-    def __getattr__(self, name):
-        raise ImportError("libarrow.so: cannot open shared object file")
-
-
-def test_what_cannot_be_is_a_sentence(tmp_path, capsys, monkeypatch):
+def test_what_cannot_be_is_a_sentence(tmp_path, capsys):
     assert dataset("export", "memory://nowhere", "--to", "parquet") == 2
     assert "--out is required" in capsys.readouterr().err
     assert dataset("export", str(tmp_path), "--to", "parquet", "--out", "s3://bucket/x") == 2
     assert "--out s3://bucket/x is not a local folder" in capsys.readouterr().err
     assert dataset("verify", str(tmp_path)) == 1
     assert "there is no dataset at" in capsys.readouterr().err
-    monkeypatch.setitem(sys.modules, "cormorant_worker.sinks.dataset", Unloadable("cormorant_worker.sinks.dataset"))
-    assert dataset("ls", str(tmp_path)) == 1
-    assert capsys.readouterr().err == "libarrow.so: cannot open shared object file\n"

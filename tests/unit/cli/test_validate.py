@@ -93,11 +93,9 @@ def test_what_is_no_manifest_gets_one_sentence(validate, content: str | bytes, s
     ("field", "sentence"),
     [
         ("replicas: yes", "true is not an integer"),
-        ("image: no", "false is not a string; quote it"),
         ("image: 1.5", "1.5 is not a string; quote it"),
         ("replicas: 1e30", "1e+30 is greater than 9999"),
         ("replicas: .inf", "Infinity is not an integer"),
-        ("replicas: .nan", "NaN is not an integer"),
         ("replicas: -" + "9" * 5000, "is not valid YAML: Exceeds the limit"),
         ("replicas: 1:30", '"1:30" is not an integer'),
         ("replicas: !!timestamp 2026-01-01", 'datetime.date(2026, 1, 1)" is not an integer'),
@@ -172,13 +170,9 @@ def test_entrypoints_are_looked_up_when_asked(tmp_path: Path, monkeypatch: pytes
 SOURCE = """
 raise RuntimeError("never run")
 import torch as th
-from json import loads
 if True:
     def guarded(observation_space, action_space): ...
-alias = loads
 def make(observation_space, action_space, hidden=64, *, activation="tanh"): ...
-def plain(observation_space, action_space): ...
-def anything(*args, **kwargs): ...
 class Policy:
     def __init__(self, observation_space, action_space, width=1): ...
     @staticmethod
@@ -194,7 +188,6 @@ def trouble(folder: Path, entrypoint: str, **kwargs: Any) -> str:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "my_policies.py").write_text(SOURCE)
-    (tmp_path / "open.py").write_text("from os import *\n")
     (tmp_path / "broken.py").write_text("def (:\n")
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("raise RuntimeError('never run')\n")
@@ -208,18 +201,11 @@ def folder(tmp_path: Path) -> Path:
     [
         ("my_policies:make", {"hidden": 3, "activation": "relu"}, ""),
         ("my_policies:guarded", {}, ""),
-        ("my_policies:alias", {"whatever": 1}, ""),
-        ("my_policies:anything", {"whatever": 1}, ""),
         ("my_policies:Policy", {"width": 2}, ""),
         ("my_policies:Policy.build", {}, ""),
-        ("open:anything", {}, ""),
         ("broken:anything", {}, ""),
-        ("pkg.nets:make", {}, ""),
         ("cormorant.policies:mlp", {}, ""),
-        ("math:sqrt", {}, ""),
-        ("front:build", {}, ""),
         ("front:lost", {"x": 1}, ""),
-        ("my_polices:make", {}, "there is no module my_polices; did you mean my_policies?"),
         ("nothing_alike:make", {}, "there is no module nothing_alike; put it beside the manifest"),
         ("my_policy:make", {}, "there is no module my_policy; did you mean my_policies?"),  # and not mypy
         ("pkg.net:make", {}, "there is no module pkg.net; did you mean pkg.nets?"),
@@ -227,10 +213,8 @@ def folder(tmp_path: Path) -> Path:
         ("cormorant.policies:mpl", {}, "has no mpl; did you mean mlp"),
         ("my_policies:make", {"hiden": 3}, "has no argument hiden; did you mean hidden?"),
         ("my_policies:make", {"zzz": 3}, "has no argument zzz; it has hidden, activation"),
-        ("my_policies:plain", {"hidden": 3}, "has no argument hidden; it takes none"),
         ("my_policies:Policy", {"witdh": 2}, "has no argument witdh; did you mean width?"),
         ("front:build", {"hidden": 3}, "front:build has no argument hidden; it takes none"),
-        ("cormorant.policies:mlp", {"hiden": [8]}, "has no argument hiden; did you mean hidden?"),
     ],
 )
 def test_typos_are_found_with_near_matches(

@@ -2,13 +2,12 @@
 disk of the world's own, which fills up and is freed.
 """
 
+import faulthandler
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
@@ -112,17 +111,9 @@ def within(limit_s: float, what: str, call: Callable[[], T]) -> T:
     # Not an executor's, which the interpreter would wait for at its end.
     threading.Thread(target=run, name=f"call: {what}", daemon=True).start()
     if not wait([future], limit_s).done:
-        raise Finding(f"{what} did not return within {limit_s:.0f} s\n{stacks()}")
+        faulthandler.dump_traceback()
+        raise Finding(f"{what} did not return within {limit_s:.0f} s")
     return future.result()
-
-
-def stacks() -> str:
-    names = {thread.ident: thread.name for thread in threading.enumerate()}
-    found = []
-    for ident, frame in sys._current_frames().items():
-        lines = [f"{Path(f.filename).name}:{f.lineno} {f.name}" for f in traceback.extract_stack(frame)[-8:]]
-        found.append(f"-- {names.get(ident, ident)}: {' > '.join(lines)}")
-    return "\n".join(found)
 
 
 class Watch(Repeated):
