@@ -251,6 +251,24 @@ def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:
         folder.played()
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "read"),
+    [
+        ("evaluation.json", "[1]", lambda folder: folder.open({})),
+        ("played/a.json", '[{"seed": 1}]', ResultFolder.played),
+        ("played/a.json", '{"a": 1}', ResultFolder.played),
+    ],
+)
+def test_file_that_is_no_result_is_named(tmp_path: Path, name: str, text: str, read: Any) -> None:
+    folder = ResultFolder(str(tmp_path))
+    folder.record([row(1, 0.1)])
+    (tmp_path / "played/._of-a-file-system.json").write_bytes(b"\xff")
+    assert len(folder.played()) == 1
+    (tmp_path / name).write_text(text)
+    with pytest.raises(EvaluationError, match=f"^cannot read {name} of {tmp_path}: .*; repair it"):
+        read(folder)
+
+
 def test_parquet_has_the_rows(tmp_path: Path) -> None:
     import pyarrow.parquet as pq
 

@@ -14,11 +14,11 @@ import json
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import fsspec
 
@@ -28,6 +28,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import EvaluationError, WeightsError
 from cormorant_worker.sinks.stores import open_store
 
+T = TypeVar("T")
 _Z = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
 SUCCESS = ("is_success", "success")
@@ -83,11 +84,10 @@ class ResultFolder:
 
     def open(self, subject: Mapping[str, Any]) -> None:
         """Begin, or continue an earlier run of the same subject, of which a folder holds the results."""
-        found = self._read("evaluation.json")
-        if found is None:
+        before = self._read("evaluation.json", lambda document: dict(document.get("subject", {})))
+        if before is None:
             self._write("evaluation.json", {"subject": dict(subject)})
             return
-        before = found.get("subject", {})
         if name := next((name for name in subject if before.get(name) != subject[name]), ""):
             raise EvaluationError(
                 f"{self.uri} holds the results of another evaluation: {name} was {before.get(name)!r} and is "
@@ -103,10 +103,10 @@ class ResultFolder:
         """Every recorded episode, by its key."""
         rows: dict[str, PlayedEpisode] = {}
         with self._explained("list played of"):
-            names = [name for name in self._store.files("played") if name.endswith(".json")]
+            # File systems keep files of their own, such as ._name, beside ours.
+            names = [name for name in self._store.files("played") if name.endswith(".json") and name[0] != "."]
         for name in names:
-            for document in self._read(f"played/{name}") or ():
-                row = PlayedEpisode.read(document)
+            for row in self._read(f"played/{name}", lambda documents: [*map(PlayedEpisode.read, documents)]) or ():
                 if (before := rows.setdefault(row.key, row)) != row:
                     raise EvaluationError(
                         f"the episode {row.key} was played twice with different results: {before.total!r} in "
@@ -126,16 +126,16 @@ class ResultFolder:
         with self._explained("write results to"):
             self._store.write_root(name, (json.dumps(document, sort_keys=True) + "\n").encode())
 
-    def _read(self, name: str) -> Any:
+    def _read(self, name: str, parse: Callable[[Any], T]) -> T | None:
         with self._explained(f"read {name} of"):
             data = self._store.read_root(name)
-            return None if data is None else json.loads(data)
+            return None if data is None else parse(json.loads(data))
 
     @contextmanager
     def _explained(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:  # all but the first: of a content
             raise EvaluationError(f"cannot {what} {self.uri}: {error}; repair it, or set another folder") from error
 
 
