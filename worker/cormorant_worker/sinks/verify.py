@@ -1,10 +1,11 @@
 """Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line.
 
-Uses 32 bytes per trajectory of each batch, because rows that share a trajectory and a step may be in any two parts.
+Uses 32 bytes per trajectory, because rows that share a trajectory and a step may be in any two parts, and while a part
+is read, 32 bytes per trajectory of each of its batches.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +42,7 @@ def verify(uri: str) -> Report:
     dataset = existing_dataset(uri)
     parts: list[DatasetPart] = []
     problems: list[str] = []
-    stretches = [np.empty((0, 4), dtype=np.int64)]
+    stretches: list[Array] = []
     for name in dataset.part_names():
         try:
             parts.append(dataset.part(name))
@@ -50,8 +51,8 @@ def verify(uri: str) -> Report:
             continue
         checks = _PartChecks(dataset, parts[-1], len(parts) - 1)
         problems += checks.problems()
-        stretches += checks.stretches
-    problems += _check_shared(np.concatenate(stretches), [part.name for part in parts])
+        stretches.append(_joined(checks.stretches))
+    problems += _check_shared(_joined(stretches), [part.name for part in parts])
     records = [record for part in parts for record in part.records]
     return Report(
         uri=dataset.uri,
@@ -63,9 +64,18 @@ def verify(uri: str) -> Report:
     )
 
 
+def _joined(stretches: Sequence[Array]) -> Array:
+    """All stretches in order of trajectory and step; those of one part that follow each other are one."""
+    found = np.concatenate([np.empty((0, 4), dtype=np.int64), *stretches])
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+    goes_on = (found[1:, 1] == found[:-1, 2] + 1) & (found[1:, ::3] == found[:-1, ::3]).all(axis=1)
+    begins, ends = np.r_[True, ~goes_on][: len(found)], np.r_[~goes_on, True][: len(found)]
+    return np.concatenate([found[begins, :2], found[ends, 2:]], axis=1)
+
+
 def _check_shared(stretches: Array, parts: list[str]) -> Iterator[str]:
-    """Rows that are the same step of the same trajectory. `stretches`: [n, 4], as `_PartChecks` has them."""
-    traj, first, last, part = stretches[np.lexsort((stretches[:, 1], stretches[:, 0]))].T
+    """Rows that are the same step of the same trajectory. `stretches`: as `_joined` returns them."""
+    traj, first, last, part = stretches.T
     # The furthest step so far of the same trajectory: stretches may lie within longer ones. Ids and steps need 96
     # bits together, so that trajectories are numbered first.
     number = np.cumsum(np.r_[0, traj[1:] != traj[:-1]]) if len(traj) else traj

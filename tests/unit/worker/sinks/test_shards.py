@@ -237,6 +237,15 @@ def test_rows_of_the_same_step_of_a_trajectory_are_found(make_dice, stored, tmp_
     )
 
 
+def test_memory_for_a_part_grows_with_its_trajectories(make_dice, stored, monkeypatch):
+    dataset, compared = stored(make_dice(end_odds=0.0), parts=("cpu-0-0",)), []
+    monkeypatch.setattr(
+        "cormorant_worker.sinks.verify._check_shared", lambda stretches, _: compared.append(stretches) or []
+    )
+    verify(dataset.uri)
+    assert compared[0].tolist() == [[trajectory, 0, 11, 0] for trajectory in range(3)]
+
+
 def test_rows_that_come_again_in_one_part_are_found(make_dice, stored):
     dice = make_dice(end_odds=0.0)
     dataset = stored(dice, parts=())
