@@ -5,53 +5,18 @@ Errors that local fleets also raise have the same base class: `except WeightsMis
 
 from collections.abc import Mapping
 
-from cormorant_contract.errors import (
-    BatchTimeout,
-    ControlTimeout,
-    CormorantError,
-    FleetClosed,
-    FleetError,
-    NonfiniteWeights,
-    StaleWeights,
-    StateError,
-    UpdateFailed,
-    WeightsError,
-    WeightsMismatch,
-)
+from cormorant_contract.errors import BatchTimeout as BatchTimeout
+from cormorant_contract.errors import ControlTimeout as ControlTimeout
+from cormorant_contract.errors import CormorantError as CormorantError
+from cormorant_contract.errors import FleetClosed as FleetClosed
+from cormorant_contract.errors import FleetError as FleetError
+from cormorant_contract.errors import NonfiniteWeights as NonfiniteWeights
+from cormorant_contract.errors import StaleWeights as StaleWeights
+from cormorant_contract.errors import StateError as StateError
+from cormorant_contract.errors import UpdateFailed as UpdateFailed
+from cormorant_contract.errors import WeightsError as WeightsError
+from cormorant_contract.errors import WeightsMismatch as WeightsMismatch
 from cormorant_contract.rest.problems import Problem, ProblemType
-
-__all__ = [
-    "BadAddress",
-    "BadBatch",
-    "BatchGone",
-    "BatchTimeout",
-    "ClientClosed",
-    "ClientError",
-    "Conflict",
-    "ControlTimeout",
-    "CormorantError",
-    "FleetClosed",
-    "FleetError",
-    "Forbidden",
-    "HeadError",
-    "HeadFailed",
-    "HeadUnreachable",
-    "NonfiniteWeights",
-    "NotFinite",
-    "NotFound",
-    "NotNow",
-    "Refused",
-    "StaleWeights",
-    "StateError",
-    "StateMismatch",
-    "StreamEnded",
-    "TensorMismatch",
-    "Unauthenticated",
-    "UpdateFailed",
-    "VersionTaken",
-    "WeightsError",
-    "WeightsMismatch",
-]
 
 _DIFFERENCES = ("missing", "unexpected", "shape", "dtype")
 

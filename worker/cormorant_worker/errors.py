@@ -1,55 +1,17 @@
 """Exceptions of the worker, by cause. A message says what happened, the values, and what to do."""
 
-from cormorant_contract.errors import (
-    BatchTimeout,
-    ControlTimeout,
-    CormorantError,
-    FleetClosed,
-    FleetError,
-    MalformedWeights,
-    NonfiniteWeights,
-    StaleWeights,
-    StateError,
-    UpdateFailed,
-    WeightsError,
-    WeightsMismatch,
-)
-
-__all__ = [
-    "BatchTimeout",
-    "ControlTimeout",
-    "CormorantError",
-    "DatasetCorrupt",
-    "DatasetError",
-    "DatasetMismatch",
-    "DeviceUnavailable",
-    "EnvBuildError",
-    "EnvCrashed",
-    "EnvError",
-    "EnvNotSaved",
-    "EnvRaised",
-    "EvaluationError",
-    "FleetClosed",
-    "FleetError",
-    "FleetInterrupted",
-    "InvalidAction",
-    "LastWorker",
-    "MalformedWeights",
-    "ManifestError",
-    "NoSuchWorker",
-    "NonfiniteWeights",
-    "PartExists",
-    "PolicyError",
-    "PolicyLoadError",
-    "PolicyMismatch",
-    "StaleWeights",
-    "StateError",
-    "UnknownEnv",
-    "UpdateFailed",
-    "WeightsError",
-    "WeightsMismatch",
-    "WorkerFailed",
-]
+from cormorant_contract.errors import BatchTimeout as BatchTimeout
+from cormorant_contract.errors import ControlTimeout as ControlTimeout
+from cormorant_contract.errors import CormorantError as CormorantError
+from cormorant_contract.errors import FleetClosed as FleetClosed
+from cormorant_contract.errors import FleetError as FleetError
+from cormorant_contract.errors import MalformedWeights as MalformedWeights
+from cormorant_contract.errors import NonfiniteWeights as NonfiniteWeights
+from cormorant_contract.errors import StaleWeights as StaleWeights
+from cormorant_contract.errors import StateError as StateError
+from cormorant_contract.errors import UpdateFailed as UpdateFailed
+from cormorant_contract.errors import WeightsError as WeightsError
+from cormorant_contract.errors import WeightsMismatch as WeightsMismatch
 
 
 class ManifestError(CormorantError, ValueError):
@@ -151,15 +113,3 @@ class LastWorker(FleetError):
 
 class FleetInterrupted(FleetError):
     """The fleet was told to stop while it waited for its first workers."""
-
-
-class SupervisorRefused(CormorantError):
-    """The arguments or the environment of a pod's supervisor cannot be used (exit code 2)."""
-
-
-class PodRefused(CormorantError):
-    """The head refuses this pod, whose image differs (exit code 1). A new pod may have the right image."""
-
-
-class PodBlocked(CormorantError):
-    """The pod lacks something that its workers need, such as a device or the head's token (exit code 3)."""

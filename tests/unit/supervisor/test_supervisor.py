@@ -14,12 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import METRICS
 from cormorant_testing.scripts import environment, run_script, until
-from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.pod_files import PodFile, explain_end
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState, answer
-from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
+from cormorant_worker.supervisor.settings import (
+    SupervisorRefused,
+    read_ray_settings,
+    read_termination_path,
+    read_worker_settings,
+)
 
 WORKER = {
     "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3",

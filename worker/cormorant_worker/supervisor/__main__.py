@@ -18,12 +18,16 @@ from collections.abc import Sequence
 
 import structlog
 
-from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.pod_files import write_sentence
-from cormorant_worker.supervisor.pods import WorkerPod, run_head
+from cormorant_worker.supervisor.pods import PodBlocked, PodRefused, WorkerPod, run_head
 from cormorant_worker.supervisor.probes import PodMetrics, PodProbes, PodState
-from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
+from cormorant_worker.supervisor.settings import (
+    SupervisorRefused,
+    read_ray_settings,
+    read_termination_path,
+    read_worker_settings,
+)
 
 log = structlog.get_logger()
 

@@ -26,7 +26,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from cormorant_worker.errors import PodBlocked, PodRefused
+from cormorant_worker.errors import CormorantError
 from cormorant_worker.pod_files import ACTOR_TITLE, PodFile, explain_end
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.diagnosis import HeadWatch, diagnose, has_starved
@@ -69,6 +69,14 @@ _KILL_S = 10.0
 _TAIL_LINES = 100
 _SIGNAL_BASE = 128
 """A process that signal n ended has the exit code 128 + n."""
+
+
+class PodRefused(CormorantError):
+    """The head refuses this pod, whose image differs (exit code 1). A new pod may have the right image."""
+
+
+class PodBlocked(CormorantError):
+    """The pod lacks something that its workers need, such as a device or the head's token (exit code 3)."""
 
 
 class WorkerPod:

@@ -15,8 +15,8 @@ from typing import Any, Self
 
 from cormorant_contract.metrics import worker as declared
 from cormorant_contract.metrics.labels import CONTENT_TYPE
-from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.supervisor.settings import SupervisorRefused
 
 _HUNG_S = 60.0
 _LOOK_S = 0.05

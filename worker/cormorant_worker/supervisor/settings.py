@@ -5,10 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from cormorant_worker.errors import SupervisorRefused
+from cormorant_worker.errors import CormorantError
 from cormorant_worker.pod_files import PodFile
 
 _Value = TypeVar("_Value")
+
+
+class SupervisorRefused(CormorantError):
+    """The arguments or the environment of a pod's supervisor cannot be used (exit code 2)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
