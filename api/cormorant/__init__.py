@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from cormorant_contract.errors import needs
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict as Batch
+    from tensordict import TensorDict
 
     from cormorant import aio as aio
     from cormorant import errors as errors
@@ -32,17 +32,30 @@ if TYPE_CHECKING:
     from cormorant import tianshou as tianshou
     from cormorant import torchrl as torchrl
     from cormorant import wrappers as wrappers
-    from cormorant.remote import connect
-    from cormorant_client import Client, Delivery, LearnerLink
-    from cormorant_contract.fleet import Batches, Fleet, Receipt, Shard, Stats
-    from cormorant_contract.job import CollectorJob
-    from cormorant_worker.collect.collector import Collector
-    from cormorant_worker.evaluation.results import ResultTable
-    from cormorant_worker.fleet.options import FleetOptions, RayOptions
-    from cormorant_worker.launch import load_job, make_collector, open_fleet
-    from cormorant_worker.local_fleet import LocalFleet
-    from cormorant_worker.run_evaluation import evaluate
-    from cormorant_worker.sinks.reader import Dataset, DatasetInfo, read_dataset
+    from cormorant.remote import connect as connect
+    from cormorant_client import Client as Client
+    from cormorant_client import Delivery as Delivery
+    from cormorant_client import LearnerLink as LearnerLink
+    from cormorant_contract.fleet import Batches as Batches
+    from cormorant_contract.fleet import Fleet as Fleet
+    from cormorant_contract.fleet import Receipt as Receipt
+    from cormorant_contract.fleet import Shard as Shard
+    from cormorant_contract.fleet import Stats as Stats
+    from cormorant_contract.job import CollectorJob as CollectorJob
+    from cormorant_worker.collect.collector import Collector as Collector
+    from cormorant_worker.evaluation.results import ResultTable as ResultTable
+    from cormorant_worker.fleet.options import FleetOptions as FleetOptions
+    from cormorant_worker.fleet.options import RayOptions as RayOptions
+    from cormorant_worker.launch import load_job as load_job
+    from cormorant_worker.launch import make_collector as make_collector
+    from cormorant_worker.launch import open_fleet as open_fleet
+    from cormorant_worker.local_fleet import LocalFleet as LocalFleet
+    from cormorant_worker.run_evaluation import evaluate as evaluate
+    from cormorant_worker.sinks.reader import Dataset as Dataset
+    from cormorant_worker.sinks.reader import DatasetInfo as DatasetInfo
+    from cormorant_worker.sinks.reader import read_dataset as read_dataset
+
+    Batch = TensorDict
 
 _HOMES = {
     "cormorant.remote": ("connect",),
@@ -60,33 +73,7 @@ _HOMES = {
 }
 """Modules that the names come from."""
 
-__all__ = [
-    "Batch",
-    "Batches",
-    "Client",
-    "Collector",
-    "CollectorJob",
-    "Dataset",
-    "DatasetInfo",
-    "Delivery",
-    "Fleet",
-    "FleetOptions",
-    "LearnerLink",
-    "LocalFleet",
-    "RayOptions",
-    "Receipt",
-    "ResultTable",
-    "Shard",
-    "Stats",
-    "connect",
-    "evaluate",
-    "load_job",
-    "make_collector",
-    "open_fleet",
-    "read_dataset",
-]
-
-
+__all__ = [name for names in _HOMES.values() for name in names]
 _ROOMS = ("aio", "errors", "policies", "postproc", "tianshou", "torchrl", "wrappers")
 
 
@@ -98,7 +85,7 @@ if not TYPE_CHECKING:  # where it is known, every misspelled name would be Any
             return import_module(f"{__name__}.{name}")
         module = next((module for module, names in _HOMES.items() if name in names), None)
         if module is None:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(sorted(__all__))}")
         with needs("client" if module in ("cormorant_client", "cormorant.remote") else "worker"):
             return getattr(import_module(module), "TensorDict" if name == "Batch" else name)
 
