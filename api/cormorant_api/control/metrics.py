@@ -42,16 +42,9 @@ class HeadMetrics:
         if update.state != "applied":
             return
         self.exposition.show(declared.LAST_APPLIED, time.time())
-        timings = update.timings
-        stages = {
-            "receive": timings.receive_ms,
-            "verify": timings.verify_ms,
-            "distribute": timings.distribute_ms,
-            "apply": timings.apply_ms or 0.0,
-        }
-        for stage, milliseconds in stages.items():
-            self._stages[stage].observe(milliseconds / 1000)
-        self._stages["total"].observe(sum(stages.values()) / 1000)
+        seconds = {name.removesuffix("_ms"): (ms or 0.0) / 1000 for name, ms in update.timings}
+        for stage, duration_s in {**seconds, "total": sum(seconds.values())}.items():
+            self._stages[stage].observe(duration_s)
 
     def show_state(self, state: str) -> None:
         for name in HEAD_STATES:

@@ -34,13 +34,6 @@ log = structlog.get_logger()
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
 _METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
-_KIND_OF_STATUS = {
-    401: ProblemType.UNAUTHENTICATED,
-    404: ProblemType.NOT_FOUND,
-    405: ProblemType.METHOD_NOT_ALLOWED,
-    408: ProblemType.UPLOAD_STALLED,
-    413: ProblemType.TOO_LARGE,
-}
 _KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
     (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
     (NonfiniteWeights, ProblemType.NOT_FINITE, {}),
@@ -121,7 +114,8 @@ async def _on_error(request: Request, error: Exception) -> Response:
                 allowed = [s["method"] for s in scopes if any(r.matches(s)[0] is Match.FULL for r in routes)]
                 headers["Allow"] = ", ".join(allowed) or "GET, HEAD"  # no route matches below a mount of files
                 detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
-            found = ApiError(_KIND_OF_STATUS.get(status, ProblemType.MALFORMED_REQUEST), detail, status=status)
+            kind = next((kind for kind in ProblemType if kind.status == status), ProblemType.MALFORMED_REQUEST)
+            found = ApiError(kind, detail, status=status)
         case _:
             # Starlette raises it again afterwards, so that the server logs the traceback.
             log.error("request_failed", method=request.method, path=path, error=f"{type(error).__name__}: {error}")

@@ -94,14 +94,8 @@ async def list_models(head: TheHead) -> Models:
     """The policy's models and the newest version of each."""
     found = []
     for name, tensors in head.running.fleet.specs.items():
-        published: dict[str, Any] = {"version": 0}
-        if (stored := head.store.model(name)) is not None:
-            published = {
-                "version": stored.version,
-                "digest": stored.digest,
-                "etag": stored.etag,
-                "bytes": stored.size_bytes,
-            }
+        stored = head.store.model(name)
+        published = {"version": 0} if stored is None else stored.describe()
         found.append(ModelSummary(name=name, num_tensors=len(tensors), **published))
     version = await head.quick(lambda: head.running.publisher.version)
     return Models(models=tuple(found), version=version)
@@ -138,17 +132,9 @@ async def get_weights(request: Request, head: TheHead, model: str, version: Vers
 @router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def list_versions(head: TheHead, model: str) -> Versions:
     """Retained versions, newest first."""
-    history = ((stored, stored.models[model]) for stored in head.store.history(_known(head, model)))
     entries = tuple(
-        VersionEntry(
-            version=stored.version,
-            digest=own.digest,
-            etag=own.etag,
-            bytes=own.size_bytes,
-            published_at=stored.published_at,
-            author=stored.author,
-        )
-        for stored, own in history
+        VersionEntry(published_at=stored.published_at, author=stored.author, **stored.models[model].describe())
+        for stored in head.store.history(_known(head, model))
     )
     return Versions(model=model, versions=entries)
 

@@ -66,6 +66,10 @@ class StoredModel:
         """The strong ETag, with quotes."""
         return make_etag(self.version, self.digest)
 
+    def describe(self) -> dict[str, Any]:
+        """The fields that `ModelSummary` and `VersionEntry` have in common."""
+        return {"version": self.version, "digest": self.digest, "etag": self.etag, "bytes": self.size_bytes}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVersion:
