@@ -12,6 +12,7 @@ and from `fold_in(key, 2 n + 1)` if it is a reset. So an episode depends on its 
 import dataclasses
 import io
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -28,7 +29,7 @@ from cormorant_worker.envs.info import InfoField, completed, find_info
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
 from cormorant_worker.policy.jax_policy import JaxPolicy
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener, zeros
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves, unflattener, zeros
 
 Tree = Any
 """Nested dicts, tuples and dataclasses of JAX arrays."""
@@ -53,16 +54,14 @@ def _as_in_step(reset: Any, step: Any, action: Any) -> Any:
     before = jax.eval_shape(reset, key)
     after = tuple(jax.eval_shape(step, key, before[0], action, number)[:2])
 
-    def grows(old: Any, new: Any) -> bool:
-        return bool(jnp.issubdtype(new.dtype, jnp.floating) and not jnp.issubdtype(old.dtype, jnp.floating))
+    def wider(old: Any, new: Any) -> Any:
+        is_float, was_float = (jnp.issubdtype(part.dtype, jnp.floating) for part in (new, old))
+        return new if is_float and not was_float else old
 
-    def widened(key: Any) -> Any:
-        return jax.tree.map(
-            lambda value, old, new: _cast(value, new.dtype) if grows(old, new) else value, reset(key), before, after
-        )
-
-    has_grown = any(jax.tree.leaves(jax.tree.map(grows, before, after)))
-    return _as_in_step(widened, step, action) if has_grown else reset
+    wanted = jax.tree.map(wider, before, after)
+    if jax.tree.leaves(wanted) == jax.tree.leaves(before):
+        return reset
+    return _as_in_step(lambda key: _like(reset(key), wanted), step, action)
 
 
 def _gymnax(env: Any, params: Any) -> tuple[Any, Any]:
@@ -227,7 +226,7 @@ class Compiled:
         self.begin = jax.jit(self._begin)
         self.step = jax.jit(self._step, donate_argnums=0)
         self.restart = jax.jit(self._restart, donate_argnums=0)
-        self._scans: dict[Any, Callable[..., Any]] = {}
+        self.scan_with = cache(self._scan_with)
 
     def _complete(self, info: Sequence[InfoField]) -> tuple[InfoField, ...]:
         if not info:
@@ -290,13 +289,11 @@ class Compiled:
         )
         return after, first, seen, reward.astype(jnp.float32), terminated, truncated, columns
 
-    def scan_with(self, act: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
+    def _scan_with(self, act: Callable[[Any, Any, Any], Any] | None) -> Callable[..., Any]:
         """A compiled function of a carry, observations [N, ...] per leaf, parameters, K keys or None, a number of steps
         up to K, and K; returns a carry, and [K, N, ...] each, zero beyond that number: what `act` chose, and the
         results of `_step`. Without `act`, actions [K, N, ...] take the place of the keys.
         """
-        if act in self._scans:
-            return self._scans[act]
         nested = unflattener(self.observation_space)
 
         def step(carry: RowStates, obs: Any, params: Any, drawn: Any) -> Any:
@@ -321,8 +318,8 @@ class Compiled:
             after, _, kept = jax.lax.fori_loop(0, num_steps, advance, (carry, tuple(obs), kept))
             return after, kept
 
-        self._scans[act] = jax.jit(scan, donate_argnums=0, static_argnums=5)
-        return self._scans[act]
+        compiled: Callable[..., Any] = jax.jit(scan, donate_argnums=0, static_argnums=5)
+        return compiled
 
 
 def _like(values: Tree, before: Tree) -> Tree:
@@ -344,6 +341,11 @@ def _choose(which: Any, ours: Tree, theirs: Tree) -> Tree:
         return jnp.where(which.reshape(which.shape + (1,) * (other.ndim - 1)), _cast(one, other.dtype), other)
 
     return jax.tree.map(choose, ours, theirs)
+
+
+def _stored(parts: Sequence[Any], rows: slice | Rows, of: Sequence[Leaf]) -> Arrays:
+    """[n, ...] per leaf, in its dtype."""
+    return tuple(np.asarray(p)[rows].astype(leaf.dtype, copy=False) for p, leaf in zip(parts, of, strict=True))
 
 
 class FunctionalVectorEnv(VectorEnv):
@@ -394,10 +396,7 @@ class FunctionalVectorEnv(VectorEnv):
         ended, final = np.flatnonzero(terminated | truncated), self._no_final
         if len(ended):
             final = self._checked(seen, np.arange(self.num_envs)[rows][ended])
-        columns = tuple(
-            np.asarray(part)[rows].astype(leaf.dtype, copy=False)
-            for part, leaf in zip(info, self.info_leaves, strict=True)
-        )
+        columns = _stored(info, rows, self.info_leaves)
         return Step(rows, self._checked(obs, rows), reward, terminated, truncated, ended, final, NO_ROWS, columns)
 
     def scan(
@@ -459,11 +458,7 @@ class FunctionalVectorEnv(VectorEnv):
         return mask
 
     def _checked(self, obs: Sequence[Any], rows: slice | Rows) -> Arrays:
-        """[n, ...] per leaf, in the dtype of its space."""
-        parts = tuple(
-            np.asarray(part)[rows].astype(leaf.dtype, copy=False)
-            for part, leaf in zip(obs, self._compiled.leaves, strict=True)
-        )
+        parts = _stored(obs, rows, self._compiled.leaves)
         self._nan.look(parts, rows)
         return parts
 
