@@ -42,7 +42,7 @@ class Normalizer:
         """Before there are any: values pass, clipped."""
         self.statistics = self.empty
         self._scales: list[tuple[Array, Array, float] | None] = []
-        self._on_device: list[tuple[torch.Tensor, torch.Tensor] | None] = []
+        self._on_device: list[list[torch.Tensor]] = []
         self.use(self.empty)
 
     def use(self, statistics: Statistics) -> None:
@@ -59,10 +59,9 @@ class Normalizer:
             scales.append(None if moments is None else (moments.center, moments.std, moments.clip))
         self._scales, self.statistics = scales, statistics
         for scale, moved in zip(scales, self._on_device, strict=False):
-            if scale is not None and moved is not None:
-                # In place: a graph reads them where they are.
-                for tensor, array in zip(moved, scale, strict=False):
-                    tensor.copy_(torch.as_tensor(array))
+            # In place: a graph reads them where they are.
+            for tensor, array in zip(moved, scale or (), strict=False):
+                tensor.copy_(torch.as_tensor(array))
 
     def __call__(self, obs: Arrays) -> Arrays:
         """Observations [n, ...] per leaf, as the policy sees them."""
@@ -72,18 +71,15 @@ class Normalizer:
         """The same for tensors, where they are."""
         if not self._on_device:
             self._on_device = [
-                None
-                if scale is None
-                else (torch.tensor(scale[0], device=a.device), torch.tensor(scale[1], device=a.device))
+                [torch.tensor(array, device=a.device) for array in scale[:2]] if scale else []
                 for a, scale in zip(obs, self._scales, strict=True)
             ]
-        found = []
-        for raw, scale, moved in zip(obs, self._scales, self._on_device, strict=True):
-            if scale is None or moved is None:
-                found.append(raw)
-                continue
-            values = (raw.double() - moved[0]) / moved[1]
-            found.append((values.clamp(-scale[2], scale[2]) if scale[2] else values).float())
+        found = list(obs)
+        for i, scale in enumerate(self._scales):
+            if scale is not None:
+                center, std = self._on_device[i]
+                values = (obs[i].double() - center) / std
+                found[i] = (values.clamp(-scale[2], scale[2]) if scale[2] else values).float()
         return found
 
 
@@ -101,14 +97,10 @@ def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
         return ()
     field = "spec.collection.normalize.observation"
     by_key = {".".join(leaf.key[1:] if leaf.key[0] == "observation" else leaf.key): leaf for leaf in found}
-    keys = settings.observation.keys
-    if unknown := [key for key in keys if key not in by_key]:
-        known = ", ".join(name for name in by_key if name) or "none, because the observation is a single array"
-        raise ManifestError(f"{field}.keys names {', '.join(unknown)}, and the observation has: {known}")
-    chosen = tuple(by_key[key] for key in keys) or tuple(leaf for leaf in found if leaf.dtype.kind == "f")
-    if not chosen or any(leaf.dtype.kind != "f" for leaf in chosen):
+    keys = settings.observation.keys or [key for key, leaf in by_key.items() if leaf.dtype.kind == "f"]
+    if not keys or any(key not in by_key or by_key[key].dtype.kind != "f" for key in keys):
         has = ", ".join(f"{name} {leaf.dtype.name}".strip() for name, leaf in by_key.items())
         raise ManifestError(
-            f"{field} is for floating-point values, and the observation has {has}; remove it, or keys of other values"
+            f"{field} is for floating-point values, and the observation has {has}; remove it, or correct its keys"
         )
-    return chosen
+    return tuple(by_key[key] for key in keys)
