@@ -17,7 +17,8 @@ reproduces a run.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import gymnasium
@@ -48,21 +49,15 @@ def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> Policy
     autocast = torch.autocast(device.type, torch.bfloat16)
     acting: Any = models.acting
     if hasattr(acting, "in_keys"):
-        acting.forward = _Within(autocast, acting.forward)  # what calls it has to see a TensorDictModule
+        acting.forward = partial(_within, autocast, acting.forward)  # what calls it has to see a TensorDictModule
         return models
-    return replace(models, acting=_Within(autocast, acting.__call__))
+    # Unlike a decorated function, a copy of a policy that has a partial one calls the copy.
+    return replace(models, acting=partial(_within, autocast, acting.__call__))
 
 
-@dataclass(frozen=True, slots=True)
-class _Within:
-    """A call in a context. Unlike a decorated function, a copy of a policy that has one calls the copy."""
-
-    context: torch.autocast
-    call: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with self.context:
-            return self.call(*args, **kwargs)
+def _within(context: torch.autocast, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    with context:
+        return call(*args, **kwargs)
 
 
 def compile_actor(actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType) -> str:
@@ -183,7 +178,7 @@ def called_whole(acting: object) -> "DenseCategorical | None":
     linears = [layer for layer in layers if type(layer) is nn.Linear and layer.weight.dtype == torch.float32]
     if len(linears) < len(layers) or not linears[0].weight.is_cpu:
         return None
-    return DenseCategorical(acting, head, linears, is_tanh=acting.body.activation is nn.Tanh)
+    return DenseCategorical(acting, head, linears, is_tanh=acting.body.activation is torch.tanh)
 
 
 class DenseCategorical:

@@ -21,10 +21,7 @@ from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.spaces import Array, Space, leaf_spaces, leaves
 
 Activation = Literal["tanh", "relu"]
-_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], type[nn.Module]]] = {
-    "tanh": (torch.tanh, nn.Tanh),
-    "relu": (torch.relu, nn.ReLU),
-}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
 
 
 class VectorEncoder(nn.Module):
@@ -60,7 +57,7 @@ class Perceptron(nn.Module):
         super().__init__()
         if activation not in _ACTIVATIONS:
             raise PolicyMismatch(f'activation "{activation}" is not one of {sorted(_ACTIVATIONS)}')
-        self._activation, self.activation = _ACTIVATIONS[activation]
+        self.activation = _ACTIVATIONS[activation]
         widths = zip((num_features, *hidden), hidden, strict=False)
         self._linears = [nn.Linear(width_in, width_out) for width_in, width_out in widths]
         for layer in self._linears:
@@ -71,7 +68,7 @@ class Perceptron(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]` -> `[n, last width]` float32."""
         for layer in self._linears:
-            features = self._activation(nn.functional.linear(features, layer.weight, layer.bias))
+            features = self.activation(nn.functional.linear(features, layer.weight, layer.bias))
         return features
 
 
