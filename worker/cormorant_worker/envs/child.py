@@ -40,7 +40,6 @@ STEP, RESET = (b"0", b"1"), (b"r", b"R")
 """Step or reset, and write into this side."""
 MAP, SAVE, LOAD, CLOSE = b"m", b"s", b"l", b"c"
 NO_SEED = -1
-_STEP_SIDES, _RESET_SIDES = ({command: side for side, command in enumerate(of)} for of in (STEP, RESET))
 _PENDING = b"\x01"
 _LOCK = threading.Lock()
 
@@ -90,7 +89,7 @@ class SharedSteps:
         def lay_out(cursor: ArrayCursor) -> None:
             cursor.take((num_envs,), np.dtype(np.uint8))  # Pending
             self.seeds = cursor.take((num_envs,), np.dtype(np.int64))
-            self.arrays = EnvArrays.take(observation_space, action_space, num_envs, info, cursor.take, num_sides=2)
+            self.arrays = EnvArrays(observation_space, action_space, num_envs, info, cursor.take, num_sides=2)
 
         lay_out(measure := ArrayCursor())
         os.ftruncate(block, measure.size_bytes)  # as the others do
@@ -124,15 +123,15 @@ def run_child(socket_descriptor: int, wake: int, block: int, report: int) -> int
             row = EnvRow(env, number, shared.arrays, info)
             while True:
                 command = os.read(wake, 1)
-                if (side := _STEP_SIDES.get(command, -1)) >= 0:
-                    row.step(side)
-                elif (side := _RESET_SIDES.get(command, -1)) >= 0:
-                    seed = int(shared.seeds[number])
-                    if seed != NO_SEED:
+                if command in STEP:
+                    row.step(STEP.index(command))
+                elif command in RESET:
+                    seed = None if shared.seeds[number] == NO_SEED else int(shared.seeds[number])
+                    if seed is not None:
                         # Environments that draw from these are seeded, too: no other code runs in this process.
                         random.seed(seed)
                         np.random.seed(seed)
-                    row.reset(seed=None if seed == NO_SEED else seed, side=side)
+                    row.reset(seed=seed, side=RESET.index(command))
                 elif command == SAVE:
                     connection.send(row.save())
                 elif command == LOAD:

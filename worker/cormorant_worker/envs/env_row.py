@@ -100,20 +100,13 @@ class StepArrays:
     """[n, ...] a declared key of info."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EnvArrays:
-    """All arrays that n environments read and write."""
+    """All arrays that n environments read and write: `take` gives out zeroed ones, np.zeros or pieces of shared memory.
+    Equal arguments call it alike, so processes that share memory find the same ones.
+    """
 
-    actions: Arrays
-    """[n, ...] per leaf."""
-    illegal: Array | None
-    """`VectorEnv.illegal`."""
-    sides: tuple[StepArrays, ...]
-    """Each step is written into one of them."""
-
-    @classmethod
-    def take(
-        cls,
+    def __init__(
+        self,
         observation_space: Space,
         action_space: Space,
         num_envs: int,
@@ -121,33 +114,28 @@ class EnvArrays:
         take: Callable[[tuple[int, ...], np.dtype[Any]], Array],
         *,
         num_sides: int,
-    ) -> "EnvArrays":
-        """Allocate the arrays: `take` gives out zeroed ones, np.zeros or pieces of shared memory. Equal arguments call
-        it alike, so processes that share memory find the same ones.
-        """
-
+    ) -> None:
         def of(parts: Iterable[Leaf]) -> Arrays:
             return tuple([take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts])
 
         observation = leaves(observation_space, ("observation",))
         length = info_mask_length(observation_space, action_space)
-        return cls(
-            actions=of(leaves(action_space, ("action",))),
-            illegal=take((num_envs, length), np.dtype(np.bool_)) if length else None,
-            sides=tuple(
-                [
-                    StepArrays(
-                        obs=of(observation),
-                        final=of(observation),
-                        reward=take((num_envs,), np.dtype(np.float32)),
-                        terminated=take((num_envs,), np.dtype(np.bool_)),
-                        truncated=take((num_envs,), np.dtype(np.bool_)),
-                        info=of(field.leaf for field in info),
-                    )
-                    for _ in range(num_sides)
-                ]
-            ),
-        )
+        self.actions = of(leaves(action_space, ("action",)))
+        """[n, ...] per leaf."""
+        self.illegal = take((num_envs, length), np.dtype(np.bool_)) if length else None
+        """`VectorEnv.illegal`."""
+        self.sides = [
+            StepArrays(
+                obs=of(observation),
+                final=of(observation),
+                reward=take((num_envs,), np.dtype(np.float32)),
+                terminated=take((num_envs,), np.dtype(np.bool_)),
+                truncated=take((num_envs,), np.dtype(np.bool_)),
+                info=of(field.leaf for field in info),
+            )
+            for _ in range(num_sides)
+        ]
+        """Each step is written into one of them."""
 
 
 class NanCheck:

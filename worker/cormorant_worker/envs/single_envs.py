@@ -277,7 +277,7 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
 
     def _lay_out(self) -> EnvArrays:
         spaces = self.observation_space, self.action_space
-        return EnvArrays.take(*spaces, self.num_envs, self._info, np.zeros, num_sides=1)
+        return EnvArrays(*spaces, self.num_envs, self._info, np.zeros, num_sides=1)
 
     def _reset(self, rows: Iterable[int], *, is_seeded: bool = False) -> None:
         for row in rows:
