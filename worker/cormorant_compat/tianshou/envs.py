@@ -42,7 +42,7 @@ def as_vector_env(
     if hasattr(env, "is_async") and (hasattr(env, "env_num") or innermost(env) is not env):
         return TheirAsyncVectorEnv(env, fields) if env.is_async else TheirVectorEnv(env, fields)
     if isinstance(env, gymnasium.vector.VectorEnv):
-        source = VectorSource(make=lambda num_envs: env, kwargs={})
+        source = VectorSource(type(env).__name__, lambda num_envs: env)
         return GymVectorEnv(source, seeds=seeds(env.num_envs), info=fields)
     given = list(env) if isinstance(env, list | tuple) else [env]
     if not given or not all(isinstance(each, gymnasium.Env) or callable(each) for each in given):

@@ -8,18 +8,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from cormorant_worker.action_mask import ACTION_MASK, info_mask_length
-from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.env_row import BadObservation, NanCheck
-from cormorant_worker.envs.gymnasium_env import construct, name_of
+from cormorant_worker.envs.gymnasium_env import construct
 from cormorant_worker.envs.info import InfoField, completed, find_info
 from cormorant_worker.envs.protocol import EVERY_ROW, Rows, VectorEnv, WholeStep
 from cormorant_worker.errors import EnvBuildError, EnvCrashed
@@ -33,30 +30,18 @@ _TRIES = 100
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VectorSource:
+class VectorSource(NamedTuple):
     """Builds a gymnasium vector environment of any number of rows."""
 
-    id: str = ""
-    """A registered id, for `gymnasium.make_vec`."""
-    entrypoint: str = ""
-    make: Callable[..., Any] | None = None
-    """A script's own function, in place of the others."""
-    kwargs: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return name_of(self.make) if self.make is not None else self.id or self.entrypoint
+    name: str
+    make: Callable[..., Any]
+    """A function of `num_envs`."""
 
     def build(self, num_envs: int) -> Any:
         """Construct it. Raises UnknownEnv or EnvBuildError where that fails, or it has another number of rows."""
-        if self.id:
-            make: Callable[..., Any] = partial(gymnasium.make_vec, self.id)
-        else:
-            make = self.make or load_object(self.entrypoint, what="environment")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of older versions of an id
-            env = construct(lambda: make(num_envs=num_envs, **self.kwargs), f"the vector environment {self.name}")
+            env = construct(lambda: self.make(num_envs=num_envs), f"the vector environment {self.name}")
         if missing := [name for name in _NEEDED if not hasattr(env, name)]:
             raise EnvBuildError(
                 f"{self.name} returned a {type(env).__module__}.{type(env).__name__}, which has no "
@@ -174,16 +159,14 @@ class FlatVector(VectorEnv):
     def step(self, actions: Arrays) -> Stepped:
         """Step all. Raises EnvCrashed where it raised, BadObservation where the result does not fit or is NaN."""
         try:
-            nested = self._nested_actions(actions)
-            if self.place is not None:
-                stepped = self._on_host(self.env.step(self._to_device(nested)))
-            elif type(self.env) is AsyncVectorEnv:
+            nested = self._to_device(self._nested_actions(actions))
+            if type(self.env) is AsyncVectorEnv:
                 # Its own step waits without end for a process that died.
                 self.env.step_async(nested)
                 stepped = self.env.step_wait(timeout=STEP_LIMIT_S)
             else:
                 stepped = self.env.step(nested)
-            obs, reward, terminated, truncated, info = stepped
+            obs, reward, terminated, truncated, info = stepped if self.place is None else self._on_host(stepped)
         except Exception as error:
             raise self._failed(f"step {self.steps + 1}", error) from error
         self.steps += 1

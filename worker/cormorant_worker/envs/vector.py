@@ -11,14 +11,16 @@ sent are `interrupted`. Otherwise every row is always stepped, and the frames be
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from cormorant_worker.entrypoints import load_object
 from cormorant_worker.envs.flat_vector import FlatVector, Stepped, VectorSource
-from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.gymnasium_env import EnvSource, name_of
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, HeldEnds, Rows, Step, VectorEnv
 from cormorant_worker.envs.request import EnvRequest, OpenedEnvs
@@ -240,12 +242,7 @@ def _play_for_mode(vector: FlatVector) -> AutoresetMode:
         ignored &= not any(_matters_after(vector, actions, row))
     if matters and ignored:
         return AutoresetMode.NEXT_STEP
-    why = (
-        "the step after an end is one that acts: it resets in the same step and gives no final_obs, or not at all"
-        if not ignored
-        else "its actions change nothing in a first step"
-    )
-    raise EnvBuildError(f"{cannot}: {why}; {do}")
+    raise EnvBuildError(f"{cannot}: it gives no final_obs, and the step after an end is not seen to be a reset; {do}")
 
 
 def _matters_after(vector: FlatVector, actions: list[Arrays], row: Rows) -> tuple[bool, bool]:
@@ -293,9 +290,10 @@ def open_episodes(request: EnvRequest, wrap: Callable[[EnvSource], EnvSource]) -
 def _source(request: EnvRequest) -> VectorSource:
     block = request.env.vector
     assert block is not None
-    return VectorSource(
-        id=block.id or "",
-        entrypoint=block.entrypoint or "",
-        make=request.makers[0] if request.makers else None,
-        kwargs=dict(block.kwargs),
-    )
+    name = block.id or block.entrypoint or ""
+    if request.makers:
+        make: Callable[..., Any] = request.makers[0]
+        name = name_of(make)
+    else:
+        make = partial(gymnasium.make_vec, name) if block.id else load_object(name, what="environment")
+    return VectorSource(name, lambda num_envs: make(num_envs=num_envs, **block.kwargs))

@@ -30,7 +30,7 @@ MODES = [mode.value for mode in AutoresetMode]
 
 
 def made(make: Callable[..., Any], **kwargs: Any) -> GymVectorEnv:
-    return GymVectorEnv(VectorSource(make=make, kwargs={}), seeds=SEEDS, **kwargs)
+    return GymVectorEnv(VectorSource("test", make), seeds=SEEDS, **kwargs)
 
 
 def echoes(num_envs: int, *, kind: Any = SyncVectorEnv, env: Any = EchoEnv, **kwargs: Any) -> Any:
@@ -95,7 +95,7 @@ class Whole(SyncVectorEnv):
 @pytest.mark.parametrize("kind", [SyncVectorEnv, Whole])
 def test_frames_of_many_rows_some_of_which_always_end(kind: Any) -> None:
     seeds = range(11, 51)
-    with closing(GymVectorEnv(VectorSource(make=partial(echoes, kind=kind), kwargs={}), seeds=seeds, info=INFO)) as env:
+    with closing(GymVectorEnv(VectorSource("test", partial(echoes, kind=kind)), seeds=seeds, info=INFO)) as env:
         assert env.lockstep == (kind is SyncVectorEnv)
         assert_frames(env, 12, seeds)
 
@@ -207,8 +207,8 @@ def test_modes_that_are_not_declared_are_found_by_playing(does: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"does": "SameStep", "final": ""}, "declares no autoreset_mode.*in the same step and gives no final_obs"),
-        ({"does": "Disabled"}, "declares no autoreset_mode.*or not at all"),
+        ({"does": "SameStep", "final": ""}, "declares no autoreset_mode.*gives no final_obs, and the step"),
+        ({"does": "Disabled"}, "declares no autoreset_mode.*is not seen to be a reset"),
         ({"does": "NextStep", "mode": "sometimes"}, "declares the autoreset_mode 'sometimes'; known: NEXT_STEP"),
         ({"does": "Disabled", "mode": "Disabled"}, "does not reset the rows of the mask alone: it resets every row"),
     ],
@@ -285,7 +285,7 @@ class Told(SyncVectorEnv):
 
 
 def test_infos_of_all_rows_are_those_of_one() -> None:
-    source = VectorSource(make=partial(echoes, kind=Told), kwargs={})
+    source = VectorSource("test", partial(echoes, kind=Told))
     row = OneRow(GymVectorEnv(source, seeds=(0,), info=[InfoField(key="log.of")]))
     row.reset(seed=1)
     *_, info = row.step(np.zeros(2, np.float32))
@@ -319,7 +319,7 @@ def test_rows_that_were_left_out_begin_new_episodes() -> None:
 @pytest.mark.parametrize("mode", ["next", "same", "disabled", "held"])
 def test_rows_of_one_play_as_single_environments(mode: str) -> None:
     """What evaluations step: an episode depends on its seed alone."""
-    source, single = VectorSource(make=echo_env.make_vector, kwargs={"mode": mode}), EchoEnv()
+    source, single = VectorSource("test", partial(echo_env.make_vector, mode=mode)), EchoEnv()
     with closing(OneRow(GymVectorEnv(source, seeds=(0,)))) as row:
         for seed in (5, 6, 7):
             (found, _), (wanted, _), is_over = row.reset(seed=seed), single.reset(seed=seed), False
@@ -363,7 +363,7 @@ class Misfit(Batched):
         ({1: 1.0}, r"reward of shape \(\) for 4 environments"),
         ({1: ["much"] * N}, "reward that is not an array of numbers"),
         ({4: []}, "list as info; return a dict"),
-        ({}, "Misfit raised OSError in step .*: the simulator died; fix the environment"),
+        ({}, "test raised OSError in step .*: the simulator died; fix the environment"),
     ],
 )
 def test_what_does_not_fit_is_refused(gives: Mapping[int, Any], sentence: str) -> None:
@@ -462,8 +462,10 @@ def play_ale(row: int) -> list[tuple[Any, ...]]:
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
 def test_frames_of_ale_are_those_of_single_rows(mode: str) -> None:
+    from ale_py.vector_env import AtariVectorEnv
+
     kwargs = {"game": "breakout", "autoreset_mode": mode, **SHORT}
-    source = VectorSource(entrypoint="ale_py.vector_env:AtariVectorEnv", kwargs=kwargs)
+    source = VectorSource("ale", partial(AtariVectorEnv, **kwargs))
     env = GymVectorEnv(source, seeds=SEEDS, info=[LIVES])
     assert env.lockstep
     found, ends = transitions(env, BUTTONS), 0
