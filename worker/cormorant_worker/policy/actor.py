@@ -443,14 +443,14 @@ class Staging:
     def upload(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
         """Copy arrays [n, ...] to the device. The result is valid until the next `upload`."""
         uploaded = []
-        for i, array in enumerate(arrays):
-            if i == len(self._up) or not _fits(self._up[i][0], array.shape, torch.from_numpy(array).dtype):
-                pinned = torch.empty(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=True)
+        for i, given in enumerate(map(torch.from_numpy, arrays)):
+            if i == len(self._up) or not _fits(self._up[i][0], given):
+                pinned = torch.empty(given.shape, dtype=given.dtype, pin_memory=True)
                 self._up[i : i + 1] = [(pinned, torch.empty_like(pinned, device=self._device, pin_memory=False))]
             pinned, target = self._up[i]
-            n = len(array)
+            n = len(given)
             # The last upload has been read: its action came back before this step began.
-            pinned[:n].copy_(torch.from_numpy(array))
+            pinned[:n].copy_(given)
             uploaded.append(target[:n].copy_(pinned[:n], non_blocking=True))
         return uploaded
 
@@ -459,7 +459,7 @@ class Staging:
         found: list[Array] = []
         for i, given in enumerate(tensors):
             tensor = given.float() if given.dtype == torch.bfloat16 else given
-            if i == len(self._down) or not _fits(self._down[i], tensor.shape, tensor.dtype):
+            if i == len(self._down) or not _fits(self._down[i], tensor):
                 self._down[i : i + 1] = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)]
             found.append(self._down[i][: len(tensor)].copy_(tensor.detach(), non_blocking=True).numpy())
         self._done.record(torch.cuda.current_stream(self._device))
@@ -467,8 +467,8 @@ class Staging:
         return found
 
 
-def _fits(buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
-    return buffer.dtype == dtype and tuple(buffer.shape[1:]) == tuple(shape[1:]) and len(buffer) >= shape[0]
+def _fits(buffer: torch.Tensor, given: torch.Tensor) -> bool:
+    return buffer.dtype == given.dtype and buffer.shape[1:] == given.shape[1:] and len(buffer) >= len(given)
 
 
 def device_of(policy: Any) -> torch.device:
