@@ -175,9 +175,7 @@ class Scripted:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
             )
-        if self._kind in ("vector", "jax"):
-            return
-        if not (callable(self.env) or isinstance(self.env, str | Mapping)):
+        if self._kind != "jax" and not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
                 f"env is a {type(self.env).__name__}; pass a class or function that makes one environment, a function "
                 'of num_envs that makes a vector environment, or an id such as "CartPole-v1" or "envpool:Pong-v5"'
