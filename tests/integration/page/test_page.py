@@ -103,18 +103,25 @@ def test_it_shows_the_numbers_that_the_api_gives(writer: Api, board: Watching) -
         board.wait_for_text("#plot-fps output", ": 0 frames per second")
 
 
-def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Browser) -> None:
+def test_tiles_show_metrics_variants_statistics_and_servers(tmp_path: Path, browser: Browser) -> None:
+    groups = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
     manifest = write_manifest(
         tmp_path,
         "CartPole-v1",
         episodeMetrics=[{"name": "longest", "key": "elapsed_step", "reduce": "max"}],
         normalize={"observation": {}, "reward": {}},
         env={"info": [{"key": "elapsed_step"}], "variants": [{"name": "short"}, {"name": "long"}]},
+        spec={"workerGroups": groups, "inference": {"batchShapes": [8]}},
     )
     with HeadProcess(manifest, tmp_path / "head") as head:
         api = head.api("write")
         with watching(browser, api.port, api.token) as watched:
             until(lambda: len(api.get("/v1/status").json["episodes"]["tasks"]) == 2)
+            watched.page.wait_for_function(
+                "() => /^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
+            )
+            pattern = r"act: [\d.]+ rows per act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
+            assert re.fullmatch(pattern, watched.text("#servers-detail"))
             with paused(api):
                 watched.wait_for_text("#phase", "Paused")
                 status = api.get("/v1/status").json
@@ -123,32 +130,13 @@ def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Bro
                 shown = re.fullmatch(r"longest ([\d.]+)", watched.text("#metrics"))
                 assert shown
                 assert float(shown[1]) == pytest.approx(status["episodes"]["metrics"]["longest"], rel=0.005)
-                assert re.fullmatch(r"short [\d.]+, long [\d.]+", watched.text("#tasks"))
+                assert re.fullmatch(r"(short|long) [\d.]+, (?!\1)(short|long) [\d.]+", watched.text("#tasks"))
                 found = status["statistics"]
                 assert list(found) == ["observation", "next/reward"]
                 watched.wait_for_text("#statistics", f"{found['observation']['frames']:,} frames")
                 ranges = watched.text("#statistics-ranges")
                 assert ranges.startswith("the policy acts with 0; observation: mean ")
                 assert "; next/reward: mean " in ranges
-
-
-def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser) -> None:
-    groups = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
-    policy = {"entrypoint": "cormorant.policies:mlp", "compile": "auto"}
-    spec = {"workerGroups": groups, "inference": {"batchShapes": [8]}, "policy": policy}
-    manifest = write_manifest(tmp_path, "CartPole-v1", spec=spec)
-    with HeadProcess(manifest, tmp_path / "head", "--workers", "2") as head:
-        api = head.api("write")
-        with watching(browser, api.port, api.token) as watched:
-            until(lambda: api.get("/v1/status").json["inference"].get("act", {}).get("rows_per_second", 0) > 100)
-            watched.page.wait_for_function(
-                "() => /^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
-            )
-            pattern = r"act: [\d.]+ rows per act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
-            assert re.fullmatch(pattern, watched.text("#servers-detail"))
-            with paused(api):
-                # The rate runs out over its window of ten seconds.
-                watched.wait_for_text("#servers", "0 rows/s")
 
 
 def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None:
@@ -162,11 +150,10 @@ def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None
             watched.wait_for_text("#target", " left")
             status = api.get("/v1/status").json
             frames, length = status["frames"], status["episodes"]["mean_length"]
-            assert length > 5, "episodes left are not frames left"
             left = re.search(r"about (\d+) (s|min) left", watched.text("#target"))
             assert left
             seconds = (frames["target"] - frames["collected"]) * length / frames["per_second"]
-            assert int(left[1]) * {"s": 1, "min": 60}[left[2]] > seconds / 3
+            assert int(left[1]) * {"s": 1, "min": 60}[left[2]] > seconds / 3, "episodes left are not frames left"
             assert watched.evaluate("document.getElementById('statistics-tile').hidden") is True
 
 
@@ -212,18 +199,9 @@ def test_weights_have_a_history_with_receipts(writer: Api, board: Watching) -> N
     assert board.page.locator(f"#receipts-u{version}").is_hidden()
 
 
-def test_a_read_token_watches_and_does_not_pause(cartpole: HeadProcess, browser: Browser) -> None:
-    api = cartpole.api("read")
-    with watching(browser, api.port, api.token) as watched:
-        watched.wait_for_text("#pause-help", "pausing needs the write token")
-        button = watched.page.get_by_role("button", name="Pause", exact=True)
-        assert button.get_attribute("aria-disabled") == "true"
-        button.click(force=True)
-        watched.wait_for_text("#trouble", "pausing needs the write token")
-        assert api.get("/v1/pauses").json["leases"] == []
-
-
-def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess, browser: Browser) -> None:
+def test_a_wrong_token_gets_the_form_again_and_a_read_token_does_not_pause(
+    cartpole: HeadProcess, browser: Browser
+) -> None:
     api = cartpole.api("read")
     with watching(browser, api.port) as watched:
         watched.enter("x" * 43)
@@ -237,6 +215,10 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         assert not [url for url in watched.requests if api.token in url]
         watched.page.reload()
         watched.page.locator("#board").wait_for()
+        watched.wait_for_text("#pause-help", "pausing needs the write token")
+        watched.page.get_by_role("button", name="Pause", exact=True).click(force=True)
+        watched.wait_for_text("#trouble", "pausing needs the write token")
+        assert api.get("/v1/pauses").json["leases"] == []
         watched.page.get_by_role("button", name="Forget the token").click()
         watched.page.locator("#sign-in").wait_for()
         assert watched.page.locator("#board").is_hidden()
@@ -348,12 +330,6 @@ def test_the_keyboard_is_enough(writer: Api, browser: Browser) -> None:
         press("End")
         assert watched.text("#plot-fps output") != oldest
         press("ArrowLeft")
-        tab_to("#plot-shares svg")
-        press("Home")
-        oldest = watched.text("#plot-shares output")
-        assert watched.evaluate("document.activeElement.getAttribute('aria-valuetext')") == oldest
-        press("End")
-        assert watched.text("#plot-shares output") != oldest
 
 
 AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
@@ -460,7 +436,7 @@ def start(folder: Path, port: int, *options: str, task: str = "CartPole-v1") -> 
     return HeadProcess(write_manifest(folder, task, totalFrames=10**12), folder / "head", *ports, *options)
 
 
-def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, browser: Browser) -> None:
+def test_it_survives_a_head_that_falls_silent_is_killed_and_started_again(tmp_path: Path, browser: Browser) -> None:
     port = unused_port()
     line = "document.querySelector('#plot-fps .line').getAttribute('d')"
     with start(tmp_path, port) as head:
@@ -468,6 +444,12 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
         with watching(browser, port, api.token, may_fail=AWAY) as watched:
             watched.wait_for_text("#phase", "Running")
             epoch = watched.text("#epoch")
+            head.process.send_signal(signal.SIGSTOP)
+            watched.wait_for_text("#phase", "Disconnected")
+            head.process.send_signal(signal.SIGCONT)
+            watched.page.get_by_role("button", name="Try now").click()
+            watched.wait_for_text("#link-text", "Live")
+            watched.wait_for_text("#phase", "Running")
             watched.page.wait_for_function(f"() => {line}.split('L').length > 4")
             watched.wait_for_text("#target", " left")
             assert watched.text("#now-title") == "Now"
@@ -526,21 +508,6 @@ def test_expired_token_gets_a_sentence_and_the_form(tmp_path: Path, browser: Bro
                 watched.enter(api.token)
                 watched.page.locator("#board").wait_for()
                 watched.wait_for_text("#phase", "Running")
-
-
-def test_a_head_that_falls_silent_is_noticed(tmp_path: Path, browser: Browser) -> None:
-    with start(tmp_path, unused_port()) as head:
-        api = head.api("read")
-        with watching(browser, api.port, api.token, may_fail=AWAY) as watched:
-            watched.wait_for_text("#phase", "Running")
-            head.process.send_signal(signal.SIGSTOP)
-            try:
-                watched.wait_for_text("#phase", "Disconnected")
-            finally:
-                head.process.send_signal(signal.SIGCONT)
-            watched.page.get_by_role("button", name="Try now").click()
-            watched.wait_for_text("#link-text", "Live")
-            watched.wait_for_text("#phase", "Running")
 
 
 def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None:
