@@ -82,18 +82,10 @@ def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
         told = opening["moment"]["status"]
         for name in ("job", "epoch", "started_at", "data_port"):
             assert told[name] == status[name]
-        sizes = ("name", "desired", "ready")
-        assert [[g[name] for name in sizes] for g in told["groups"]] == [
-            [g[name] for name in sizes] for g in status["groups"]
-        ]
         assert [w["id"] for w in opening["moment"]["workers"]] == ["cpu-0", "cpu-1"]
         version = watched.writer.put("/v1/models/policy/weights", weights_file(3)).json["version"]
         moment = first(frames, "moment", lambda data: data["status"]["weights"]["version"] == version)
-        update = watched.reader.get(f"/v1/updates/u{version}").json
-        summary = moment["updates"][0]
-        assert {name: summary[name] for name in ("version", "update_id", "bytes", "staged_at")} == {
-            name: update[name] for name in ("version", "update_id", "bytes", "staged_at")
-        }
+        assert moment["updates"][0]["update_id"] == f"u{version}"
         lease = watched.writer.post("/v1/pauses", {"owner": "one", "wait_seconds": 0}).headers["location"]
         paused = first(frames, "moment", lambda data: data["status"]["phase"] == "Paused")
         assert (paused["status"]["pauses"][0]["owner"], paused["spec_paused"]) == ("one", False)

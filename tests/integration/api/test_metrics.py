@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -19,12 +18,9 @@ import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cormorant_api.head import open_traces
-from cormorant_api.routes.status import scrape
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_contract.metrics import BUDGET, METRICS
-from cormorant_contract.rest.updates import UpdateTimings, WorkerCounts
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import served as with_servers
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
@@ -146,19 +142,6 @@ def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
             assert Served(server).reader.get("/v1/status").status == 200
         assert fleet.readings[True] <= 1 + (time.monotonic() - began) / 1.0
         assert fleet.readings[True] < fleet.readings[False]
-
-
-@pytest.mark.slow
-def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
-    with serve(job, directory=tmp_path) as served:
-        wait_for(served.anonymous, "cormorant_frames_total", 1)
-        head = served.server.head
-        counted = total(served.anonymous, "cormorant_frames_total")
-        head.close()
-        assert total(served.anonymous, "cormorant_frames_total") >= counted
-        assert total(served.anonymous, "cormorant_head_state", state="draining") == 1
-    assert f'cormorant_head_state{{collectorjob="{job.metadata.name}",state="draining"}} 1.0'.encode() in scrape(head)
 
 
 def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:
@@ -316,17 +299,3 @@ def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp
             batch = served.reader.get("/v1/batches/next?wait=30")
             assert batch.status == 200, batch
             served.reader.ack(batch)
-
-
-def test_publish_that_is_forgotten_ends_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
-    monkeypatch.setattr("cormorant_api.traces._MOST", 1)
-    traces = open_traces(job="a", namespace="b")
-    assert traces is not None
-    ended: Any = SimpleNamespace(state="applied", timings=UpdateTimings(), receipts=(), error="")
-    ended.workers = WorkerCounts(total=0, acked=0, failed=0)
-    for ended.version in (1, 2):
-        traces.staged(ended.version, {}, began=0.0)
-        traces.update_ended(ended)
-    assert [line.getMessage() for line in caplog.records if "ended span" in line.getMessage()] == []
-    traces.close()

@@ -59,8 +59,7 @@ class HeadProcess(Logged):
     def end(self, number: int = signal.SIGTERM, *, timeout_s: float = 60) -> int:
         """Send a signal and wait for the exit code, and for the workers' ends: they notice also a kill -9."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(number)
-        code = self.process.wait(timeout_s)
+        code = super().end(number, timeout_s=timeout_s)
         _, alive = psutil.wait_procs(children, timeout=START_S)
         assert alive == [], "workers outlive their head"
         self.close()

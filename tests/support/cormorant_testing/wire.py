@@ -102,7 +102,7 @@ def files(folder: Path) -> Surface:
     command = [*_CORMORANT, "run", "served.yaml", "--serve", "--directory", "head", "--port", str(port)]
     os.environ |= {"CORMORANT_URL": url, "CORMORANT_TOKEN_FILE": str(folder / "head/tokens.json")}
     with Server(command, f"{url}/readyz", cwd=folder) as head:
-        _write_weights(folder / "policy.safetensors")
+        _cormorant("weights", "init", "served.yaml", "policy.safetensors", cwd=folder)
         _cormorant("weights", "push", "policy.safetensors", cwd=folder)
         _cormorant("pause", cwd=folder)
         _cormorant("state", "save", "state", cwd=folder)
@@ -114,15 +114,6 @@ def files(folder: Path) -> Surface:
             found[name] = "file"
             found |= {f"{name}: {key}": value for key, value in contents(path, path.read_bytes())}
     return found
-
-
-def _write_weights(path: Path) -> None:
-    import gymnasium
-    from safetensors.torch import save_file
-
-    from cormorant.policies import mlp
-
-    save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 
 
 def contents(path: Path, raw: bytes) -> Iterator[tuple[str, str]]:
