@@ -69,8 +69,6 @@ class Journal:
         self._newest: Future[None] = Future()
         """Result of the newest write."""
         self._newest.set_result(None)
-        self._is_due = False
-        """The newest write is queued and has not begun."""
         self._unkept: Statistics | None = None
         """Statistics not written yet."""
         self._is_synced, self._sync_at = True, 0.0
@@ -126,12 +124,11 @@ class Journal:
 
     def _ask_to_write(self) -> None:
         """One write covers everything that was settled before it begins. Called with `_lock` held."""
-        if not (self._is_due or self._is_closed):
-            self._is_due, self._newest = True, self._writer.submit(self._write)
+        if not self._is_closed and (self._newest.running() or self._newest.done()):
+            self._newest = self._writer.submit(self._write)
 
     def _write(self, *, is_last: bool = False) -> None:
         with self._lock:
-            self._is_due = False
             settled, statistics, exporting = self.settled_frames, self._unkept, self._exporting
         if statistics is not None:
             with self._failures_logged("statistics_not_kept"):
