@@ -28,7 +28,6 @@ def describe(head: Head, stats: FleetStats) -> Status:
     """Status of the whole job. Does not need `stats.workers`; O(1) in workers."""
     running = head.running
     counts = running.ledger.counts()
-    update_state = running.updates.state_of(stats.version)
     dropped = dict(stats.dropped)
     if counts.stale_frames:
         dropped["stale_for_consumer"] = counts.stale_frames
@@ -58,7 +57,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         weights=WeightsReport(
             version=stats.version,
             min_applied_version=max(0, stats.min_version),
-            update_state=update_state or "",
+            update_state=running.updates.state_of(stats.version) or "",
         ),
         groups=tuple(_group(name, size, stats.groups[name]) for name, size in running.group_sizes.groups.items()),
         restarts=stats.restarts,

@@ -14,13 +14,9 @@ from cormorant_client.batches import RemoteBatches as RemoteBatches
 from cormorant_client.batches import StreamOptions as StreamOptions
 from cormorant_client.client import Client as Client
 from cormorant_client.client import ConnectOptions as ConnectOptions
-from cormorant_client.client import Pause as Pause
-from cormorant_client.client import RemoteShard as RemoteShard
 from cormorant_client.client import connect as connect
 from cormorant_client.delivery import Delivery as Delivery
-from cormorant_client.delivery import decode as decode
 from cormorant_client.errors import *  # noqa: F403
 from cormorant_client.link import LearnerLink as LearnerLink
-from cormorant_client.link import Staleness as Staleness
 from cormorant_client.publishing import PulledWeights as PulledWeights
 from cormorant_client.publishing import Update as Update

@@ -176,13 +176,10 @@ class _Fetcher:
             self._fetching.close()
             self._thread.join()
         with self._condition:
-            left = [batch for batch, _ in self._ready]
+            left = [self.take_current(), *(batch for batch, _ in self._ready)]
             self._ready.clear()
-            if self._current is not None:
-                left.insert(0, self._current)
-                self._current = None
         for batch in left:
-            if not batch.is_acked:
+            if batch is not None and not batch.is_acked:
                 self._release(batch)
 
     def _next_ready(self, deadline: float | None, timeout: float | None) -> tuple[Delivery, float] | None:

@@ -244,11 +244,10 @@ class WeightPublisher:
                 f"nothing has been published for {model} yet; it still uses its initial weights, which "
                 "`cormorant weights init MANIFEST FILE` writes",
             )
-        oldest = history[-1].version
         raise ApiError(
             ProblemType.VERSION_EXPIRED,
             f"version {version} of {model} is not retained; retained are {', '.join(str(m.version) for m in history)}",
-            oldest_retained=oldest,
+            oldest_retained=history[-1].version,
             current_version=history[0].version,
         )
 
