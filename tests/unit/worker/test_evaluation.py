@@ -2,6 +2,7 @@
 
 import json
 import random
+import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -13,6 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from fsspec.implementations.memory import MemoryFileSystem
 from safetensors.torch import load_file, save_file
 
 from cormorant.policies import mlp
@@ -122,6 +124,22 @@ def test_processes_that_write_the_same_results_do_not_meet(tmp_path: Path) -> No
         list(pool.map(lambda _: folder.record(rows), range(100)))
     assert len(folder.played()) == 500
     assert len(list((tmp_path / "played").iterdir())) == 1
+
+
+def test_first_result_of_a_worker_waits_for_a_store_that_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = ResultFolder(f"memory://{uuid.uuid4().hex}")
+    put, asked = MemoryFileSystem.pipe_file, []
+
+    def restarting(*args: Any, **kwargs: Any) -> None:
+        asked.append(args)
+        if len(asked) == 1:
+            raise OSError("connection refused")
+        put(*args, **kwargs)
+
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", restarting)
+    monkeypatch.setattr("cormorant_worker.sinks.stores._PAUSE_S", 0.0)
+    folder.record([row(1, 0.1)])
+    assert len(folder.played()) == 1
 
 
 def test_a_return_that_is_no_finite_number_is_named(tmp_path: Path) -> None:
@@ -254,7 +272,7 @@ def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "read"),
     [
-        ("evaluation.json", "[1]", lambda folder: folder.open({})),
+        ("evaluation.json", "[1]", lambda folder: ResultFolder(folder.uri)),
         ("played/a.json", '[{"seed": 1}]', ResultFolder.played),
         ("played/a.json", '{"a": 1}', ResultFolder.played),
     ],

@@ -78,14 +78,15 @@ class ResultFolder:
     """The folder of one evaluation of one checkpoint, at a path or any fsspec URI. Several processes write to it."""
 
     def __init__(self, uri: str) -> None:
-        """Raises DatasetError where the URI cannot be opened. Methods raise EvaluationError."""
+        """Raises DatasetError where the URI cannot be opened; EvaluationError, as methods do, if it cannot be read."""
         self.uri = uri
         self._store = open_store(uri)
+        # Read by every process: results wait for a store that restarts only where it has answered before.
+        self._found = self._read("evaluation.json", lambda document: dict(document.get("subject", {})))
 
     def open(self, subject: Mapping[str, Any]) -> None:
         """Begin, or continue an earlier run of the same subject, of which a folder holds the results."""
-        before = self._read("evaluation.json", lambda document: dict(document.get("subject", {})))
-        if before is None:
+        if (before := self._found) is None:
             self._write("evaluation.json", {"subject": dict(subject)})
             return
         if name := next((name for name in subject if before.get(name) != subject[name]), ""):
@@ -299,8 +300,8 @@ class EpisodeBook:
         """
         assert job.spec.output.dataset is not None
         self.planned = planned_episodes(job)
-        self._folder = ResultFolder(job.spec.output.dataset.uri)
         self._subject = subject_of(job)
+        self._folder = ResultFolder(job.spec.output.dataset.uri)
         self._folder.open(self._subject)
         self._deaths: Counter[int] = Counter()
         """Workers that ended while they played an episode."""
