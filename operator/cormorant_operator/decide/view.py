@@ -367,7 +367,9 @@ class View:
     def is_lost(self, pod: Pod) -> bool:
         """Whether a pod's node is known to be lost, so that its end is never confirmed."""
         node = self.state.nodes.get(pod.node)
-        return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
+        # A node that was lost before the pod was created has returned since.
+        is_node_lost = node is not None and node.is_lost and node.at >= pod.created
+        return pod.phase == "Unknown" or (pod.is_taint_evicted and is_node_lost)
 
 
 def autoscaled(scale: Autoscale, size: int, waits: Sequence[tuple[datetime, Waits]], *, group: str) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator.decide.plan import CheckNode, CreatePod, Delete
-from cormorant_operator.pods import Obstacle, Pod
+from cormorant_operator.pods import NodeFact, Obstacle, Pod
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 
@@ -159,6 +159,8 @@ def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
 
 def test_head_evicted_by_a_taint_is_never_one_of_two() -> None:
     world = running()
+    stale = NodeFact(is_lost=True, at=world.head.created - timedelta(seconds=1))
+    world.known.nodes["node-of-pong-head-1"] = stale  # the node has returned since
     world.then.expel("pong-head-1")
     assert of_kind(world.done, CheckNode) == [CheckNode(name="node-of-pong-head-1")]
     assert [pod.name for pod in world.pods.values() if pod.role == "head"] == ["pong-head-1"], "it may still write"
