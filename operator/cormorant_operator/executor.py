@@ -123,6 +123,9 @@ class Executor:
                 error = refusal.message
         except errors.KubeNotFound:
             pass  # the namespace is gone
+        # Earlier templates are forgotten: one that comes back is checked again before it replaces a pod.
+        templates = {job.templates.head, *map(job.templates.worker, job.spec.worker_groups)}
+        state.verdicts = {name: found for name, found in state.verdicts.items() if name in templates}
         state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:

@@ -1,6 +1,7 @@
 """What the executor does when names are taken, labels are lost, or the API server refuses a change."""
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -40,6 +41,14 @@ def test_unreadable_node_is_not_lost() -> None:
         world.do(orders.CheckNode(name=name))
         assert world.known.nodes[name].is_lost == is_lost
     assert world.known.refusals == {}
+
+
+def test_verdicts_on_earlier_templates_are_forgotten() -> None:
+    world = World()
+    check = of_kind(world.plan().actions, orders.CheckTemplate)[0]
+    world.do(replace(check, template="earlier"))
+    world.do(check)
+    assert world.known.verdicts.keys() == {world.job.templates.head}
 
 
 # -- the token Secret: it may be created, and neither read nor deleted -------------------------------------------
