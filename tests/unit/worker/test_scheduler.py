@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from cormorant_testing.cost import lines_run
 from cormorant_testing.stats import sealed
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
@@ -411,3 +412,13 @@ def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     assert landed.reward.flags.writeable
     blocks.give_back(block_index)
     assert blocks.room == 1
+
+
+def test_a_look_at_a_sync_round_costs_the_same_for_any_number_of_workers() -> None:
+    def cost(workers: int) -> int:
+        schedule = make_schedule()
+        for index in range(workers):
+            schedule.may_collect(("cpu", index), holds=2 * (index == workers - 1))
+        return lines_run(lambda: schedule.grants(num_workers=workers, ahead_of_consumer=0, room=workers))
+
+    assert cost(600) == cost(300)

@@ -9,6 +9,7 @@ A *round* is one delivery to the consumer: one ticket in async mode, one ticket 
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, nsmallest
 from typing import Any, Literal
@@ -78,6 +79,8 @@ class Scheduler:
         """The last round that each worker got a ticket of, in async mode."""
         self.held: dict[SlotKey, int] = {}
         """Workers that may collect, and how many tickets each of them holds."""
+        self._num_holding: Counter[int] = Counter()
+        """How many of them hold so many."""
         self._waiting: tuple[list[tuple[int, SlotKey]], ...] = tuple([] for _ in range(TICKETS_AHEAD))
         """Heaps of workers by the tickets that they hold, those that have waited longest first; with entries of the
         past, which `_next_waiting` drops.
@@ -114,12 +117,16 @@ class Scheduler:
 
     def may_collect(self, slot: SlotKey, *, holds: int) -> None:
         """A worker may get tickets and holds so many. Called when either changes; `grants` counts its own."""
+        self.may_not_collect(slot)
         self.held[slot] = holds
+        self._num_holding[holds] += 1
         if holds < TICKETS_AHEAD and self.mode == "async":
             heappush(self._waiting[holds], (self._last_number.get(slot, -1), slot))
 
     def may_not_collect(self, slot: SlotKey) -> None:
-        self.held.pop(slot, None)
+        held = self.held.pop(slot, None)
+        if held is not None:
+            self._num_holding[held] -= 1
 
     def grants(self, *, num_workers: int, ahead_of_consumer: int, room: int, most: int = 1 << 30) -> list[Grant]:
         """Tickets to hand out now, at most `most`. `num_workers`: those wanted, all of which a sync round waits for;
@@ -159,10 +166,10 @@ class Scheduler:
                 len(granted) < most
                 and self.held
                 and len(self.held) == num_workers
+                and not any(self._num_holding[holds] for holds in range(depth, TICKETS_AHEAD + 1))
                 and not self._pending
                 and room - len(granted) >= len(self.held)
                 and self._is_fresh_enough(ahead_of_consumer)
-                and all(holds < depth for holds in self.held.values())  # last: the only one that looks at each
             ):
                 return granted
             remaining, share, rest = self.remaining_frames, self.frames_per_batch, 0
