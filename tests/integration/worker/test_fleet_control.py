@@ -331,14 +331,6 @@ def test_worker_of_a_given_up_slot_finishes_first() -> None:
         while take() != 6:
             pass
         assert names() == [("cpu-0", 0), ("cpu-1", 1), ("cpu-2", 0)]
-        # What ScaleToFit asks for where the pods of some slots have no node.
-        fleet.resize({"cpu": (1, 3)}, wait=False)
-        while [name for name, _ in names()] != ["cpu-1", "cpu-3"] or take() != 4:
-            take()
-        fleet.resize({"cpu": 1}, wait=False)
-        while take() != 2:
-            pass
-        until(lambda: names() == [("cpu-1", 1)])
         stats = fleet.stats()
         assert stats.dropped == {}
         assert stats.restarts == 0

@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from cormorant_postproc import frames_of
 from cormorant_testing.collecting import make_checker, make_job, scene
-from cormorant_testing.fleets import balance, make_fleet, on_all_placements, on_all_placements_slowly, reading, served
+from cormorant_testing.fleets import balance, make_fleet, on_all_placements_slowly, reading, served
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
@@ -29,22 +29,6 @@ from cormorant_worker.fleet.options import FleetOptions, RayOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.sinks.dataset import existing_dataset
-
-
-@on_all_placements
-@pytest.mark.parametrize(("mode", "workers", "total"), [("async", 1, 107), ("sync", 2, 131)])
-def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, total: int) -> None:
-    options = {"lengths": (3, 1, 7), "ends": "alternate"}
-    job, checker = scene("counter", collection={"mode": mode, "totalFrames": total}, **options)
-    with reading(job, workers=workers) as (fleet, reader):
-        sizes = [checker.take(batch) for batch in reader.batches()]
-        assert sum(sizes) == fleet.stats().frames == total
-        assert fleet.is_done
-        assert reader.next_batch() is None
-        assert balance(fleet) == 0
-    full = 20 * (workers if mode == "sync" else 1)
-    assert sizes[:-1] == [full] * (total // full)
-    assert checker.attempts == {(0, index, 0) for index in range(workers)}
 
 
 def kill_within_a_batch(fleet: WorkerFleet, chance: random.Random) -> bool:

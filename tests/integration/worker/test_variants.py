@@ -3,6 +3,7 @@ in bfloat16.
 """
 
 import re
+from functools import partial
 from pathlib import Path
 
 import minari
@@ -107,7 +108,9 @@ def test_a_learner_gets_ids_and_names(tmp_path: Path) -> None:
             for batch, _ in zip(batches, range(4), strict=False):
                 assert batch.numpy()["collector"]["task_id"].tolist() == [[0] * 10, [1] * 10]
         pattern = r'cormorant_episode_metric\{.*name="length",task="hard"\} 7'
-        until(lambda: re.search(pattern, served.anonymous.get("/metrics").body.decode()))
+        metrics = partial(served.anonymous.get, "/metrics")
+        until(lambda: re.search(pattern, metrics().body.decode()))
+        assert b'cormorant_episode_metric{collectorjob="counting",name="length",task=""}' not in metrics().body
         tasks = served.reader.get("/v1/status").json["episodes"]["tasks"]
         assert {name: task["means"]["length"] for name, task in tasks.items()} == {"easy": 3, "hard": 7}
         assert tasks["easy"]["count"] > tasks["hard"]["count"] > 0

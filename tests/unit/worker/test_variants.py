@@ -11,11 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.env import seating
 from cormorant_contract.info import EpisodeMetric
-from cormorant_contract.metrics.head import HEAD_METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
@@ -31,8 +29,6 @@ from cormorant_worker.envs.request import assign
 from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import CormorantError, EnvBuildError, EnvCrashed
 from cormorant_worker.launch import make_collector
-from cormorant_worker.metrics.exposition import Exposition
-from cormorant_worker.metrics.fleet import FleetMetrics
 from cormorant_worker.spaces import Leaf
 
 EASY, HARD = {"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}, "weight": 2}
@@ -79,6 +75,7 @@ def test_every_frame_has_the_id_of_its_variant(num_steps: int) -> None:
         assert collector.layout(4).task_names == ("easy", "hard")
         for _ in range(2):
             batch = collector.collect(num_steps=num_steps)
+        episodes = collector.collect(num_episodes=4)
     ids = batch["collector", "task_id"]
     assert (ids.dtype, ids.shape) == (torch.int64, batch.shape)
     mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
@@ -86,13 +83,8 @@ def test_every_frame_has_the_id_of_its_variant(num_steps: int) -> None:
     for column, length in zip(batch, (3, 7, 7), strict=True):
         ends = column["next", "done"].squeeze(-1).nonzero().squeeze(-1)
         assert set(ends.diff().tolist()) == {length}
-
-
-def test_episodes_carry_the_task_too() -> None:
-    with make_collector(make_job(num_envs=2, variants=[EASY, HARD | {"weight": 1}])) as collector:
-        batch = collector.collect(num_episodes=4)
-    assert batch["collector", "mask"].sum(dim=1).tolist() == [3, 3, 7, 7]
-    assert batch["collector", "task_id"][:, 0].tolist() == [0, 0, 1, 1]
+    assert episodes["collector", "mask"].sum(dim=1).tolist() == [3, 3, 7, 7]
+    assert episodes["collector", "task_id"][:, 0].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
@@ -246,34 +238,9 @@ def test_values_are_reduced_to_one_number(dtype: Any, values: list[float], expec
     metrics = EpisodeMetrics(asked, (leaf,), 1)
     found = metrics.of(block, np.array([1]), np.array([0]), lengths=np.array([2]))
     assert {how: value for how, (value,) in found.items()} == pytest.approx(expected, nan_ok=True)
+    assert metrics.of_episode([block.info[0][:2, 0]]) == pytest.approx(expected, nan_ok=True)
 
 
 def test_means_leave_out_what_is_no_number() -> None:
     stats = make_stats(recent={("a", ""): (1.0, float("nan"), 4.0, float("inf")), ("b", ""): (float("nan"),)})
     assert stats.metric_means == {"a": 2.5, "b": None}
-
-
-def test_metrics_are_told_by_variant() -> None:
-    variants = [{"name": "short", "kwargs": {"lengths": [2]}}, {"name": "long", "kwargs": {"lengths": [5]}}]
-    with counting(num_envs=2, variants=variants, collection={"framesPerBatch": 20}) as collector:
-        found = collector.fill(Block(collector.layout(10)), 20).episodes
-    told = Counter(zip(found.tasks, found.metrics["longest"], strict=True))
-    assert told == {("short", 2.0): 5, ("long", 5.0): 2}
-
-
-def test_the_gauge_has_a_series_for_each_variant() -> None:
-    job = make_job(info=INFO, collection={"episodeMetrics": list(METRICS)})
-    for recent, expected in (
-        ({}, {("success", ""): 0.5}),
-        ({("success", "a"): (1.0,), ("success", "b"): (0.0, float("nan"))}, {("success", "a"): 1, ("success", "b"): 0}),
-    ):
-        exposition = Exposition(HEAD_METRICS, collectorjob="counting")
-        stats = make_stats(recent={("success", ""): (1.0, 0.0)} | recent)
-        FleetMetrics(job, exposition).sample(stats)
-        found = {
-            (sample.labels["name"], sample.labels["task"]): sample.value
-            for family in text_string_to_metric_families(exposition.text().decode())
-            for sample in family.samples
-            if sample.name == "cormorant_episode_metric"
-        }
-        assert found == expected
