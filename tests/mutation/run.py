@@ -77,7 +77,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("sinks/verify.py", "if found != noted:", "if False:", "sinks/test_shards.py"),
         ("sinks/verify.py", "if counted != noted:", "if False:", "sinks/test_shards.py"),
         ("sinks/shards.py", "min(shard.min_version, ", "max(shard.min_version, ", "sinks/test_shards.py"),
-        ("collect/trajectories.py", "max(self.next_id, base)", "base", "test_slots.py"),
+        ("collect/trajectories.py", "max(self.next_id, base)", "base", "test_state.py"),
         ("collect/place.py", "seed ^ other", "seed", "test_slots.py"),
         ("inference/server.py", "weights.version < needed and not", "False and not", "test_inference_server.py"),
         ("fleet/hang_detector.py", ", _LONGEST_TURN_S)", ", 1e9)", "test_slots.py"),

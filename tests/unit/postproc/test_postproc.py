@@ -1,7 +1,7 @@
 """Batches of known trajectories, and what post-processing makes of them, beside plain Python: loops, no tensors."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -292,10 +292,17 @@ def test_torchrls_arguments_mean_what_they_mean_there() -> None:
         frames_of(nested)
 
 
+FORMS: dict[str, Callable[[TensorDict], TensorDict]] = {
+    "rows": TensorDict.copy,
+    "split": split_trajectories,
+    "of all collectors": lambda batch: batch.reshape(2, 1, -1),
+}
+
+
 @given(
     collectors=st.lists(st.lists(st.integers(1, 6), min_size=12, max_size=12), min_size=1, max_size=4),
     turns=st.lists(
-        st.tuples(st.integers(0, 3), st.tuples(st.integers(0, 5), st.integers(0, 5)), st.booleans()),
+        st.tuples(st.integers(0, 3), st.tuples(st.integers(0, 5), st.integers(0, 5)), st.sampled_from(sorted(FORMS))),
         min_size=1,
         max_size=9,
     ),
@@ -303,20 +310,21 @@ def test_torchrls_arguments_mean_what_they_mean_there() -> None:
 )
 @settings(max_examples=60)
 def test_one_stack_serves_several_collectors(
-    collectors: list[list[int]], turns: list[tuple[int, tuple[int, int], bool]], n: int
+    collectors: list[list[int]], turns: list[tuple[int, tuple[int, int], str]], n: int
 ) -> None:
-    """It is a loop over each trajectory, over any batches, split or not."""
+    """It is a loop over each trajectory, over any batches in any form."""
     # As asynchronous collectors deliver: collector c gives two rows, of its streams 2c and 2c + 1.
     streams = [stream(number, lengths) for number, lengths in enumerate(collectors + collectors)]
     given = [0] * len(streams)
     stack = FrameStack(n)
-    for turn, most, is_split in turns:
+    for turn, most, form in turns:
         rows_of = [turn % len(collectors), turn % len(collectors) + len(collectors)]
         parts = [streams[row][given[row] : given[row] + size] for row, size in zip(rows_of, most, strict=True)]
         if not any(parts):
             continue
-        batch = to_batch(parts)
-        found = stack(split_trajectories(batch) if is_split else batch)
+        batch = FORMS[form](to_batch(parts))
+        found = stack(batch)
+        assert found.shape == batch.shape
         mask = found.get(("collector", "mask"), torch.ones(found.shape, dtype=torch.bool))
         expected = []
         for row, part in zip(rows_of, parts, strict=True):
@@ -329,16 +337,6 @@ def test_one_stack_serves_several_collectors(
         assert list(zip(*stacks, strict=True)) == expected
 
 
-def test_batches_of_all_collectors_at_once_keep_their_shape() -> None:
-    row, other = stream(0, [4]), stream(1, [4])
-    stack = FrameStack(2)
-    for begin in (0, 2):
-        batch = to_batch([row[begin : begin + 2], other[begin : begin + 2]]).reshape(2, 1, 2)
-        found = stack(batch)
-        assert found.shape == (2, 1, 2)
-    assert found["observation"][..., 0].tolist() == [[[[1.0, 2.0], [2.0, 3.0]]], [[[1001.0, 1002.0], [1002.0, 1003.0]]]]
-
-
 def test_ended_trajectories_are_forgotten() -> None:
     stack = FrameStack(2)
     stack(to_batch([stream(0, [3])]))
@@ -348,14 +346,6 @@ def test_ended_trajectories_are_forgotten() -> None:
     for number in range(1100):
         stack(to_batch([long[number : number + 1]]))
     assert list(stack._open) == [600]
-
-
-def test_padding_ends_no_trajectory_of_its_id() -> None:
-    stack, row = FrameStack(2), stream(0, [6])  # trajectory 0: padding has zeros for ids
-    stack(to_batch([row[:2]]))
-    stack(to_batch([stream(5, [4])[:2], []]))
-    found = stack(to_batch([row[2:4]]))["observation"]
-    assert found[0, 0, :, 0].tolist() == [row[1].observation, row[2].observation]
 
 
 def stream(number: int, lengths: Sequence[int]) -> Row:

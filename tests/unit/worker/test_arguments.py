@@ -6,7 +6,7 @@ import gymnasium
 import pytest
 
 import cormorant
-from cormorant import make_collector, open_fleet
+from cormorant import open_fleet
 from cormorant.errors import ManifestError, PolicyLoadError
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError
@@ -102,20 +102,6 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
     with pytest.raises(ManifestError, match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
-
-
-def test_collector_plays_a_class_with_a_factory_of_its_spaces() -> None:
-    seen = []
-
-    def factory(observation: gymnasium.Space, action: gymnasium.Space) -> object:
-        seen.append((observation.shape, action.n))  # type: ignore[attr-defined]  # a Discrete
-        return lambda observation: observation[:, 0].long() * 0 + 1
-
-    with make_collector(env=make_cartpole, policy_factory=factory, num_envs=2) as collector:
-        batch = collector.collect(num_steps=20)
-    assert seen == [((4,), 2)]
-    assert batch["action"].unique().tolist() == [1]
-    assert batch.shape == (2, 10)
 
 
 def test_main_in_an_entrypoint_gets_a_remedy() -> None:

@@ -168,15 +168,6 @@ def test_every_kind_of_observation_and_action_is_exact(observation: str, action:
         assert checker.take(collector.collect(num_steps=size)) == size
 
 
-def test_every_restart_shows_in_the_stream() -> None:
-    failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(3)[1]]}]
-    collector, checker = make_collector(lengths=100, failures=failures), make_checker(lengths=100, crashes=True)
-    for size in (9, 9, 9, 3):
-        checker.take(collector.collect(num_steps=size))
-    assert (checker.restarts, collector.env_restarts) == (1, 1)
-    assert not collector.trajectories.lost, "of batches that were handed over"
-
-
 def test_a_crashed_step_costs_no_random_frame() -> None:
     failures = [{"how": "raise", "step": 2, "seeds": [SEEDS.env_seeds(3)[1]]}]
     collector = make_collector(lengths=100, failures=failures, policy="counter", warmup=10)

@@ -208,6 +208,11 @@ def test_shipped_policies_act(factory: str, options: dict[str, str]) -> None:
         torch.testing.assert_close(logp, flat["action_log_prob"], atol=1e-6, rtol=1e-6)
 
 
+def test_the_cnn_reads_bytes_alone() -> None:
+    with pytest.raises(PolicyMismatch, match="try mlp"):
+        atari_cnn(spaces.Box(0, 1, (4, 84, 84), np.float32), spaces.Discrete(6))
+
+
 HEADS = [
     spaces.Discrete(4), spaces.Discrete(3, start=10),
     spaces.MultiDiscrete([3, 2]), spaces.MultiDiscrete([3, 4], start=[5, -2]),
@@ -297,14 +302,6 @@ def test_random_actions_are_gymnasiums_and_reproducible(space: gymnasium.Space) 
     error = 6 * theirs.std(0) / math.sqrt(n) + 1e-9
     assert (np.abs(ours.mean(0) - theirs.mean(0)) < error).all()
     assert (np.abs(ours.std(0) - theirs.std(0)) < 0.1 * theirs.std(0) + 1e-9).all()
-
-
-def test_the_cnn_reads_images_and_nothing_else() -> None:
-    policy = atari_cnn(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), return_log_prob=True)
-    out = policy(torch.zeros(3, 4, 84, 84, dtype=torch.uint8))
-    assert out["action"].shape == out["action_log_prob"].shape == (3,)
-    with pytest.raises(PolicyMismatch, match="try mlp"):
-        atari_cnn(spaces.Box(0, 1, (4, 84, 84), np.float32), spaces.Discrete(6))
 
 
 # -- recurrent -------------------------------------------------------------------------------------------------
@@ -401,6 +398,7 @@ def test_a_restored_collector_keeps_to_the_masks_of_the_info(vectorization: Any)
         (spaces.Discrete(3, start=7), [0, 0, 0], {(7,)}),  # as gymnasium's sample
         (spaces.MultiDiscrete([2, 3]), [1, 0, 0, 1, 1], {(0, 1), (0, 2)}),
         (spaces.MultiDiscrete([[2], [2]]), [1, 1, 0, 1], {(0, 1), (1, 1)}),
+        (spaces.Discrete(3), [0, 1], {(0,), (1,), (2,)}),  # of another length: something else
     ],
     ids=str,
 )
@@ -414,11 +412,3 @@ def test_masked_actions_are_uniform_over_legal_ones(space: Any, mask: list[int],
     found, counts = np.unique(drawn.reshape(n, -1), axis=0, return_counts=True)
     assert set(map(tuple, found.tolist())) == legal
     assert (abs(counts - n / len(legal)) < 6 * np.sqrt(n)).all()
-
-
-def test_random_actions_without_a_mask_are_as_before() -> None:
-    space, rows = spaces.Discrete(5), np.zeros(8, np.bool_)
-    plain = RandomActor(space, 3).act((), (), rows).actions[0]
-    observation = spaces.Dict(action_mask=spaces.Box(0, 1, (4,), np.int8))  # of another length
-    other = RandomActor(space, 3, observation=observation).act((np.zeros((8, 4), np.int8),), (), rows).actions[0]
-    assert plain.tolist() == other.tolist()

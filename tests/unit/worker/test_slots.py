@@ -20,7 +20,6 @@ from cormorant_testing.cost import lines_run
 from cormorant_testing.stats import sealed
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import NUM_TIMING, Timing, spent_ns
-from cormorant_worker.collect.trajectories import EpisodeMetrics, Trajectories
 from cormorant_worker.errors import FleetError, StateError
 from cormorant_worker.fleet.events import Events, FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -144,13 +143,6 @@ def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
     assert all(later >= earlier + 40 for earlier, later in pairwise(firsts))
     assert firsts[-1] - firsts[0] < (1 << 33) + 1_000_000, "no ids are left for more"
     assert [place.attempt for place in places[1_100:1_103]] == [0, 1, 2]
-
-
-def test_a_state_with_lower_ids_brings_none_of_them_back() -> None:
-    found = Trajectories(2, 100, EpisodeMetrics((), (), 2), tasks=())
-    found.skip_to(50)
-    found.open(np.array([0]))
-    assert found.ids.tolist() == [102, 101]
 
 
 def test_an_attempt_begins_above_what_its_predecessors_and_the_dataset_have() -> None:

@@ -242,8 +242,3 @@ def test_the_environment_tells_the_rank(dataset, monkeypatch):
     monkeypatch.delenv("RANK")
     with pytest.raises(KeyError, match="RANK"):
         dataset.to_torch()  # every process would be the first one
-
-
-def test_no_dataset_is_a_sentence(tmp_path):
-    with pytest.raises(DatasetError, match="there is no dataset at"):
-        read_dataset(tmp_path)

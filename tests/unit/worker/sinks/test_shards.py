@@ -48,16 +48,6 @@ def test_a_shard_is_sealed_when_it_is_big_or_old_enough(make_dice, tmp_path, lim
     assert [record.batches for record in dataset.parts()[0].records] == batches
 
 
-def test_a_manifest_line_tells_what_is_in_a_shard(make_dice, stored):
-    records = stored(make_dice(end_odds=1.0), parts=("cpu-0-0",)).parts()[0].records
-    assert [(r.first_frame, r.last_frame, r.frames, r.ends) for r in records] == [
-        (0, 11, 12, 12),
-        (12, 23, 12, 12),
-        (24, 35, 12, 12),
-    ]
-    assert [(r.min_policy_version, r.max_policy_version) for r in records] == [(1, 1), (2, 2), (3, 3)]
-
-
 def test_a_writer_needs_the_datasets_layout(make_dice, stored):
     dataset = stored(make_dice(), parts=())
     with pytest.raises(DatasetMismatch, match=r"action leaves: .* int64 \[\] is stored, now it is .* float32 \[3\]"):
@@ -143,13 +133,6 @@ def test_plain_arrow_reads_a_shard(make_dice, stored, tmp_path):
     table = pa.ipc.open_file(tmp_path / "dataset" / "cpu-0-0" / "frames-000000.arrow").read_all()
     assert table.num_rows == dataset.frames
     assert table["observation.cam.0"].combine_chunks().to_numpy_ndarray().shape == (12, 2, 4, 5)
-
-
-def test_a_good_dataset_has_no_problems(make_dice, stored):
-    dice = make_dice(end_odds=0.0)  # trajectories go on in the second part
-    report = verify(stored(dice).uri)
-    assert report.is_good
-    assert (report.parts, report.shards, report.frames) == (2, 6, 72)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
