@@ -340,10 +340,9 @@ class Head:
             log.info("receipt_ignored", reason=f"{receipt[:80]!r} is not a receipt of this job's heads")
             return
         epoch, frames = map(int, told.split("."))
-        if epoch < self.journal.epoch:
-            fleet = self.running.fleet
-            fleet.inherit(Settled(epoch=epoch, frames=frames))
-            self.keep_settled_frames(fleet.stats(workers=False))
+        fleet = self.running.fleet
+        fleet.inherit(Settled(epoch=epoch, frames=frames))  # ignores those of this head and of later ones
+        self.keep_settled_frames(fleet.stats(workers=False))
 
     def _sign(self, told: str) -> str:
         about = self.job.metadata

@@ -13,9 +13,12 @@ from typing import Any
 
 import pytest
 
+from cormorant_api.head import Head
 from cormorant_api.http.tokens import HeadTokens
+from cormorant_api.settings import HeadSettings
 from cormorant_client.client import connect
 from cormorant_client.delivery import decode
+from cormorant_contract.job import Metadata
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Served, serve, weights_file
@@ -160,7 +163,10 @@ def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> 
             forged = client._head.receipts["Cormorant-Settled"].replace(".80.", ".380.")
         # Nobody tells it: no operator runs, and the worker went with its pod.
         with serve(job, directory=folder / "2", epoch=2, **options) as second:
-            for receipt in (forged, "0.80.", "80", "..", "0.80.\xe9", "9" * 5000):
+            head = second.server.head
+            another = Head(job.model_copy(update={"metadata": Metadata(name="another")}), HeadSettings(), head.tokens)
+            receipts = [f"{told}.{of._sign(told)}" for told, of in (("0.380", another), ("2.380", head))]
+            for receipt in (*receipts, forged, "0.80.", "80", "..", "0.80.\xe9", "9" * 5000):
                 second.reader.get("/v1/batches/next?wait=0", Cormorant_Settled=receipt)
             assert second.status["frames"]["settled"] == 0
             acknowledged += sum(batch.num_frames for batch in client.deliveries(frames=20, prefetch=0))
