@@ -94,14 +94,14 @@ class Connection:
             raise BadInput("no job or head given; give a job's name, or --url for a head outside a cluster")
 
     @contextmanager
-    def client(self, role: "Role") -> Iterator["Client"]:
+    def client(self, role: "Role", *, reconnect_s: float = RECONNECT_S) -> Iterator["Client"]:
         """A client with the token of a role; errors within the block become one-sentence messages."""
         options: ConnectOptions = {
             "token": self.token or None,
             "token_file": self.token_file or None,
             "ca_file": self.ca_file or None,
             "timeout_s": TIMEOUT_S,
-            "reconnect_s": RECONNECT_S,
+            "reconnect_s": reconnect_s,
         }
         if not self.job:
             from cormorant_client import connect

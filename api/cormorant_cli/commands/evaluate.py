@@ -20,7 +20,7 @@ from cormorant_cli.commands.run import (
     read_job,
     translated_errors,
 )
-from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
 from cormorant_cli.printing import columns_of, speaks_json, tell, told_when_slow
 from cormorant_cli.progress import choose_display
@@ -157,7 +157,7 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
     with told_when_slow(f"until all episodes are played, at most {wait_s:g} s" if wait_s else "for the table"):
         while True:
             try:
-                with connection.client("read") as client:
+                with connection.client("read", reconnect_s=min(wait_s or RECONNECT_S, RECONNECT_S)) as client:
                     while len((found := client.evaluation()).episodes) < found.planned and time.monotonic() < deadline:
                         time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
                 break
