@@ -227,11 +227,16 @@ class AsyncClient:
 
 
 class AsyncUpdate(Update):
-    """Result of a publish. Properties reflect the head's last answer; `wait` asks again."""
+    """Result of a publish. Properties reflect the head's last answer; `wait` and `refresh` ask again."""
 
     def __init__(self, update: Update, call: Callable[..., Any]) -> None:
         super().__init__(update._head, update.answer)
         self._call = call
+
+    async def refresh(self, *, wait_s: float = 0.0) -> "AsyncUpdate":  # type: ignore[override]  # a coroutine
+        """See `Update.refresh`."""
+        await self._call(partial(super().refresh, wait_s=wait_s))
+        return self
 
     async def wait(self, timeout: float = 30.0) -> "AsyncUpdate":  # type: ignore[override]  # a coroutine
         """Wait until every worker uses these weights or newer ones."""

@@ -137,7 +137,7 @@ class Update(Receipt):
                     "wait longer, or look at /v1/workers"
                 )
             try:
-                self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+                Update.refresh(self, wait_s=min(left, _LONGEST_POLL_S))  # an AsyncUpdate's is a coroutine
             except NotFound as error:
                 raise UpdateFailed(
                     f"the head was replaced and does not know version {self.version}; publish the weights again"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from cormorant import Fleet
 from cormorant_cli import __main__ as entry
 from cormorant_client import AsyncClient, BatchGone, Client, LearnerLink, RemoteBatches, Unauthenticated, connect
 from cormorant_client.aio import AsyncBatches
@@ -197,9 +198,10 @@ async def test_the_asyncio_twin(served: Served) -> None:
                 frames += batch.num_frames
         assert batches.num_frames == frames == 90
         assert client.url == served.server.url
+        assert {name for name in dir(Fleet) if not name.startswith("_")} <= set(dir(client))
         update = await client.publish(numbered(before + 1), metadata={"learner": "async"})
         assert update.version == before + 1
-        await update.wait(30)
+        assert (await (await update.wait(30)).refresh()).state == "applied"
         assert (await client.weights()).metadata == {"learner": "async"}
         assert (await client.spaces())[0].shape
         assert await client.version() == (await client.stats()).version
