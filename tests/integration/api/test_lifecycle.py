@@ -30,8 +30,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.frame_loop import attempt_of
 from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api, Served, serve, weights_file
-from cormorant_worker.errors import FleetClosed, FleetError
-from cormorant_worker.fleet.fleet import WorkerFleet
+from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.options import FleetOptions
 
 
@@ -364,21 +363,6 @@ def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest
     assert "journal_not_closed" in {line["event"] for line in logged}
 
 
-class Blocked(WorkerFleet):
-    """A fleet that answers one request only once it is being closed."""
-
-    asked, closing = threading.Event(), threading.Event()
-
-    def seed(self, seed: int) -> tuple[str, ...]:
-        self.asked.set()
-        self.closing.wait(60)
-        raise FleetClosed("the fleet was closed")
-
-    def close(self) -> None:
-        self.closing.set()
-        super().close()
-
-
 def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> None:
     go_on = threading.Event()
     with serve(make_job(lengths=4), directory=folder) as served, ThreadPoolExecutor(1) as pool:
@@ -396,14 +380,16 @@ def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> N
     assert refused.headers["retry-after"]
 
 
-def test_waiting_request_does_not_hold_up_the_end(folder: Path) -> None:
-    job = make_job(num_envs=1, lengths=4)
-    with HeadServer(job, HeadSettings(port=0, directory=folder, grace_s=600)) as server:
-        server.start_fleet(FleetOptions(workers=1), make=Blocked)
-        served, replies = Served(server), []
-        asking = threading.Thread(target=lambda: replies.append(served.writer.post("/v1/seed", {"seed": 1})))
+def test_waiting_request_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, closing = threading.Event(), threading.Event()
+    with HeadServer(make_job(lengths=4), HeadSettings(port=0, directory=folder, grace_s=600)) as server:
+        fleet = server.start_fleet(FleetOptions(workers=1))
+        close = fleet.close
+        monkeypatch.setattr(fleet, "seed", lambda _: asked.set() or (closing.wait(60) and ()))
+        monkeypatch.setattr(fleet, "close", lambda: closing.set() or close())
+        asking = threading.Thread(target=Served(server).writer.post, args=("/v1/seed", {"seed": 1}))
         asking.start()
-        assert Blocked.asked.wait(30)
+        assert asked.wait(30)
     # The request under way has `grace_s`, longer than a test may take; it ends because workers end meanwhile.
     asking.join(30)
     assert not asking.is_alive()

@@ -26,9 +26,7 @@ from cormorant_testing.fleets import served as with_servers
 from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import Server, until, unused_port
 from cormorant_testing.serving import Api, Served, serve, weights_file
-from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.launch import load_job
 
 WEIGHTS = "/v1/models/policy/weights"
@@ -121,27 +119,18 @@ def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:
             assert after[name][labels] >= value, (name, labels)
 
 
-class CountingFleet(WorkerFleet):
-    """Counts the readings of all workers, and the others."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.readings = {True: 0, False: 0}
-        super().__init__(*args, **kwargs)
-
-    def stats(self, *, workers: bool = True) -> FleetStats:
-        self.readings[workers] += 1
-        return super().stats(workers=workers)
-
-
-def test_housekeeping_reads_all_workers_once_a_second(folder: Path) -> None:
+def test_housekeeping_reads_all_workers_once_a_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings: list[bool] = []
     with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server:
         began = time.monotonic()
-        fleet = server.start_fleet(FleetOptions(workers=1), make=CountingFleet)
-        until(lambda: fleet.readings[False] >= 4)
+        fleet = server.start_fleet(FleetOptions(workers=1))
+        stats = fleet.stats
+        monkeypatch.setattr(fleet, "stats", lambda *, workers=True: readings.append(workers) or stats(workers=workers))
+        until(lambda: readings.count(False) >= 4)
         for _ in range(20):
             assert Served(server).reader.get("/v1/status").status == 200
-        assert fleet.readings[True] <= 1 + (time.monotonic() - began) / 1.0
-        assert fleet.readings[True] < fleet.readings[False]
+        assert readings.count(True) <= 1 + (time.monotonic() - began) / 1.0
+        assert readings.count(True) < readings.count(False)
 
 
 def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:

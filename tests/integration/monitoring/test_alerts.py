@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -146,24 +145,21 @@ FIRES: dict[str, World] = {
 }  # fmt: skip
 
 
-def run_promtool(folder: Path, tests: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+def run_promtool(folder: Path, world: World, *, alerts: list[str]) -> str:
+    """What promtool says of these alerts in a world. None is expected: it complains of each that fires."""
     if shutil.which("promtool") is None:
         lacks(
             "prometheus", "no promtool on the PATH: the alerts are not evaluated (Debian: apt-get install prometheus)"
         )
-    path = folder / "tests.yaml"
-    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
-    return subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=100)
-
-
-def case(world: World, *, name: str, alerts: list[str]) -> dict[str, Any]:
-    """None is expected: promtool complains of each alert that fires."""
-    return {
-        "name": name,
+    case = {
         "interval": "1m",
         "input_series": [{"series": key, "values": value} for key, value in world.items()],
         "alert_rule_test": [{"eval_time": f"{MINUTES - 2}m", "alertname": alert, "exp_alerts": []} for alert in alerts],
     }
+    path = folder / "tests.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": [case]}))
+    done = subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=100)
+    return done.stdout + done.stderr
 
 
 def test_each_alert_fires_in_its_world_and_in_no_healthy_one(tmp_path: Path) -> None:
@@ -172,16 +168,15 @@ def test_each_alert_fires_in_its_world_and_in_no_healthy_one(tmp_path: Path) -> 
     for name, one in ({alert: healthy() | fires for alert, fires in FIRES.items()} | QUIET).items():
         mine = (('collectorjob="pong"', f'collectorjob="{name}"'), ('namespace="ops"', f'namespace="{name}"'))
         world |= {key.replace(*mine[0]).replace(*mine[1]): values for key, values in one.items()}
-    done = run_promtool(tmp_path, [case(world, name="all", alerts=ALERTS)])
+    said = run_promtool(tmp_path, world, alerts=ALERTS)
     fired = set()
-    for line in re.findall(r"Labels:\{(.*)\}", done.stdout + done.stderr):
+    for line in re.findall(r"Labels:\{(.*)\}", said):
         labels = dict(re.findall(r'(\w+)="([^"]*)"', line))
         fired.add((labels["alertname"], labels.get("collectorjob", labels.get("namespace"))))
-    assert {(alert, alert) for alert in ALERTS} - fired == set(), done.stdout + done.stderr
+    assert {(alert, alert) for alert in ALERTS} - fired == set(), said
     assert [(alert, name) for alert, name in fired if name in QUIET] == []
 
 
 def test_no_leader_fires_when_no_operator_is_left(tmp_path: Path) -> None:
     without = {name: values for name, values in healthy().items() if "cormorant_operator" not in name}
-    done = run_promtool(tmp_path, [case(without, name="no operator", alerts=["CormorantNoLeader"])])
-    assert 'alertname="CormorantNoLeader"' in done.stdout + done.stderr
+    assert 'alertname="CormorantNoLeader"' in run_promtool(tmp_path, without, alerts=["CormorantNoLeader"])
