@@ -10,9 +10,9 @@ cormorant_worker.envs.child SOCKET` is the fork server of such processes.
     RESET_SIDE_0 | _1      ->                 resets
     STEP_SIDE_0 | _1       ->                 steps
     SAVE                   ->
-                           <-                 Saved
-    LOAD, Saved            ->
-                           <-                 Saved, with `why_not` if it could not take the state
+                           <-                 its state, or why it has none
+    LOAD, state            ->
+                           <-                 why it could not take the state; empty: it did
     CLOSE (or end of file) ->                 closes its environment and exits
 
 A child that has built its environment or done what it was told, and sent its answer, clears its pending byte. One that

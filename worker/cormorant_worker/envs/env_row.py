@@ -75,14 +75,6 @@ EnvState = list[Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
-    """The state of one environment, or why there is none."""
-
-    state: EnvState = field(default_factory=list)
-    why_not: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
     """Arrays that n environments write, one row each."""
 
@@ -269,21 +261,21 @@ class EnvRow:
 
         return write
 
-    def save(self) -> Saved:
-        """Save the environment's state. Raises the errors of its get_state."""
+    def save(self) -> EnvState | str:
+        """The environment's state, or why it has none. Raises the errors of its get_state."""
         try:
-            return Saved(state=save_env(self.env))
+            return save_env(self.env)
         except EnvNotSaved as error:
-            return Saved(why_not=str(error))
+            return str(error)
 
-    def load(self, saved: Saved) -> Saved:
-        """Restore a state of `save`. The result says why, if that failed."""
+    def load(self, state: EnvState) -> str:
+        """Restore a state of `save`. Returns why that failed; empty: it did not."""
         self._may_be_illegal = True  # restored as well
         try:
-            load_env(self.env, saved.state)
+            load_env(self.env, state)
         except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
-            return Saved(why_not=f"{type(error).__name__}: {error}")
-        return Saved()
+            return f"{type(error).__name__}: {error}"
+        return ""
 
 
 def row_views(arrays: Arrays, row: int) -> list[Array]:
@@ -344,11 +336,8 @@ def load_env(env: Env, states: EnvState) -> None:
             for name in names:
                 path, _, last = name.rpartition(".")
                 owner = attrgetter(path)(layer) if path else layer
-                if isinstance(queue := getattr(owner, last), deque):
-                    queue.clear()
-                    queue.extend(kept[name])
-                else:
-                    setattr(owner, last, kept[name])
+                before = getattr(owner, last)
+                setattr(owner, last, deque(kept[name], before.maxlen) if isinstance(before, deque) else kept[name])
         elif not (isinstance(layer, PassiveEnvChecker) or _is_stateless(layer)):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
 

@@ -18,7 +18,7 @@ import numpy as np
 import structlog
 
 from cormorant_worker.action_mask import ACTION_MASK
-from cormorant_worker.envs.env_row import BadObservation, Crash, EnvArrays, EnvRow, NanCheck, Saved, StepArrays
+from cormorant_worker.envs.env_row import BadObservation, Crash, EnvArrays, EnvRow, EnvState, NanCheck, StepArrays
 from cormorant_worker.envs.gymnasium_env import EnvSource, check_same, words_of
 from cormorant_worker.envs.info import InfoField, complete_fields
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
@@ -84,14 +84,15 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         """Complete what `send` began."""
 
     @abstractmethod
-    def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
+    def _ask(self, states: Sequence[EnvState] = ()) -> Mapping[int, EnvState | str]:
         """By row, the answer of `EnvRow.load` to the states of all rows, or of `EnvRow.save` where there are none."""
 
     @abstractmethod
     def _end(self, row: int, running: Running) -> None: ...
 
-    @abstractmethod
-    def _lay_out(self) -> EnvArrays: ...
+    def _lay_out(self) -> EnvArrays:
+        spaces = self.observation_space, self.action_space
+        return EnvArrays(*spaces, self.num_envs, self._info, np.zeros, num_sides=1)
 
     @abstractmethod
     def _has_stepped(self) -> bool: ...
@@ -156,10 +157,10 @@ class SingleEnvs(VectorEnv, Generic[Running]):
             row, crash = min(self._dead.items())
             raise EnvCrashed(f"environment {row} could not be saved: it {crash.what}", details=crash.details)
         saved = [answers[row] for row in range(self.num_envs)]
-        if why_not := next((answer.why_not for answer in saved if answer.why_not), ""):
+        if why_not := next((answer for answer in saved if isinstance(answer, str)), ""):
             raise EnvNotSaved(why_not)
         # JSON, since it may come from a network, and never pickle.
-        return json.dumps({"envs": [answer.state for answer in saved], "restarts": self._restarts.state()}).encode()
+        return json.dumps({"envs": saved, "restarts": self._restarts.state()}).encode()
 
     def restore(self, state: bytes) -> None:
         """Continue from `state()`. Raises StateError where it comes from other environments, or one refused it or did
@@ -174,8 +175,7 @@ class SingleEnvs(VectorEnv, Generic[Running]):
         if len(envs) != self.num_envs:
             raise StateError(f"the state has {len(envs)} environments, this collector has {self.num_envs}")
         self._revive(EVERY_ROW)
-        answers = self._ask([Saved(state=part) for part in envs])
-        refusals = {row: answer.why_not for row, answer in answers.items() if answer.why_not}
+        refusals = {row: why_not for row, why_not in self._ask(envs).items() if why_not}
         refusals |= {row: f"it {crash.what}" for row, crash in self._dead.items()}
         if refusals:
             row, why_not = min(refusals.items())
@@ -275,10 +275,6 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
             self._learn(row, env.observation_space, env.action_space, info)
             self._running[row] = EnvRow(env, row, self._arrays, info)
 
-    def _lay_out(self) -> EnvArrays:
-        spaces = self.observation_space, self.action_space
-        return EnvArrays(*spaces, self.num_envs, self._info, np.zeros, num_sides=1)
-
     def _reset(self, rows: Iterable[int], *, is_seeded: bool = False) -> None:
         for row in rows:
             try:
@@ -294,8 +290,8 @@ class InlineVectorEnv(SingleEnvs[EnvRow]):
             except Exception as error:  # noqa: BLE001 - as in `_build`
                 self._fail(row, error)
 
-    def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
-        answers = dict[int, Saved]()
+    def _ask(self, states: Sequence[EnvState] = ()) -> Mapping[int, EnvState | str]:
+        answers = dict[int, EnvState | str]()
         for row, env in tuple(self._running.items()):
             try:
                 answers[row] = env.load(states[row]) if states else env.save()

@@ -14,7 +14,7 @@ import structlog
 
 from cormorant_worker.envs.child import CLOSE, LOAD, MAP, NO_SEED, RESET, SAVE, STEP, Pending, SharedSteps
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.env_row import Crash, EnvArrays, Saved
+from cormorant_worker.envs.env_row import Crash, EnvArrays, EnvState
 from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import Rows
 from cormorant_worker.envs.restarts import RestartLimits
@@ -71,7 +71,7 @@ class EnvProcess:
             return
         with contextlib.suppress(OSError):
             os.write(self.wake_descriptor, command)
-            if message is not None:
+            if command == LOAD:
                 self.connection.send(message)
 
     def kill(self) -> None:
@@ -251,7 +251,7 @@ class SubprocessVectorEnv(SingleEnvs[EnvProcess]):
     def _limit_s(self) -> float:
         return self._start_timeout_s if self._starting else self._reset_timeout_s
 
-    def _ask(self, states: Sequence[Saved] = ()) -> Mapping[int, Saved]:
+    def _ask(self, states: Sequence[EnvState] = ()) -> Mapping[int, EnvState | str]:
         for row, process in self._running.items():
             self._pending.rows[row] = 1
             process.wake(LOAD if states else SAVE, states[row] if states else None)
