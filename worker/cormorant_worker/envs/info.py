@@ -84,14 +84,8 @@ def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[I
     if all(field.is_complete for field in fields):
         return fields
     actions = deepcopy(env.action_space)
-    try:
-        obs, first = env.reset()
-        infos = (env.step(legal_action(actions, obs, first, seed=0))[-1], first)
-    except Exception as error:
-        raise EnvBuildError(
-            f"{name} raised {type(error).__name__}: {error} in a reset and a step that look for the keys of "
-            "spec.env.info; declare their dtypes and shapes, and none is taken"
-        ) from error
+    obs, first = env.reset()
+    infos = (env.step(legal_action(actions, obs, first, seed=0))[-1], first)
 
     def find(key: str) -> Array | None:
         values = (value for info in infos if (value := _find(info, key)) is not _MISSING)
@@ -153,13 +147,12 @@ def _fitting(key: str, value: Any, view: Array) -> Array:
         array = _array(value)
         if array.dtype.kind in _NUMBERS and array.shape == view.shape:
             return cast_exactly(array, view.dtype)
+        why = f"{value!r:.40} of shape {list(array.shape)}"
     except (ValueError, OverflowError) as error:
-        raise InfoMisfit(f"{key} that does not fit {view.dtype.name}: {error}; declare another dtype") from error
-    if array.dtype.kind in _NUMBERS:
-        raise InfoMisfit(f"{key} of shape {list(array.shape)}; env.info says {list(view.shape)}")
+        why = str(error)
     raise InfoMisfit(
-        f"{type(value).__name__} {value!r:.40} for {key}, which is not a number; convert it in a wrapper, or "
-        "remove the key from env.info"
+        f"{key} that does not fit {view.dtype.name}{list(view.shape)}: {why}; declare another dtype or shape, or "
+        "convert it in a wrapper"
     )
 
 
