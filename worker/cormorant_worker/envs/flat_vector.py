@@ -27,6 +27,8 @@ STEP_LIMIT_S = 60.0
 """Limit of one step of gymnasium's AsyncVectorEnv; other steps are limited by the environment or the fleet."""
 _TRIES = 100
 """Resets of all rows, each with a step in which none may end, before environments with pending resets are refused."""
+_NO_FINAL = 'gives no info["final_obs"]'
+_OVERWRITTEN = "returns final_obs in the memory of the observations, which the reset has overwritten"
 _NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 
 
@@ -199,11 +201,11 @@ class FlatVector(VectorEnv):
         seen = parts
         if final is None:
             if ended.any():
-                raise self.no_final()
+                raise self.lost_final(_NO_FINAL)
         else:
             seen = self._tensors(final)
             if any(a.data_ptr() == b.data_ptr() for a, b in zip(seen, parts, strict=True)) and ended.any():
-                raise self.lost_final("in the memory of the observations, which the reset has overwritten")
+                raise self.lost_final(_OVERWRITTEN)
         if ACTION_MASK in info:  # for the host, where random actions are drawn
             self._note_masks(self._on_host(info), EVERY_ROW)
         return WholeStep(parts, seen, *columns, [self._info_tensor(field, info, ended) for field in self.fields])
@@ -273,30 +275,22 @@ class FlatVector(VectorEnv):
         found, ended = stepped.info.get("final_obs"), stepped.ended
         is_of_rows = isinstance(found, np.ndarray) and found.dtype == object
         if found is None or (is_of_rows and any(found[row] is None for row in ended)):
-            raise self.no_final()
+            raise self.lost_final(_NO_FINAL)
         if is_of_rows:
             rows = [flatten(self.observation_space, found[row]) for row in ended]
             final = tuple(np.stack(parts) for parts in zip(*rows, strict=True))
         else:
             parts = self.arrays(found)
             if any(np.shares_memory(a, b) for a, b in zip(parts, stepped.obs, strict=True)):
-                raise self.lost_final("in the memory of the observations, which the reset has overwritten")
+                raise self.lost_final(_OVERWRITTEN)
             final = tuple(part[ended] for part in parts)
         self.nan.look(final, ended)
         return final
 
     def lost_final(self, what: str) -> BadObservation:
         return BadObservation(
-            f"{self.name} resets in the step that ends an episode (SAME_STEP) and returns final_obs {what}, so the "
-            "final observation is lost; return a copy from the environment, or make it with autoreset_mode NEXT_STEP",
-            has_stepped=False,
-        )
-
-    def no_final(self) -> EnvCrashed:
-        return EnvCrashed(
-            f"{self.name} resets in the step that ends an episode (SAME_STEP) and gives no "
-            'info["final_obs"], so the final observation is lost; make it return that (in Isaac Lab: '
-            "compute_final_obs=True), or make it with autoreset_mode NEXT_STEP or DISABLED",
+            f"{self.name} resets in the step that ends an episode (SAME_STEP) and {what}: the final observation is "
+            "lost; return a copy (in Isaac Lab: compute_final_obs=True), or make it with autoreset_mode NEXT_STEP",
             has_stepped=False,
         )
 

@@ -147,7 +147,7 @@ class GymVectorEnv(FlatVector):
         for looks in (_same_rows(final, first) & ~_same_rows(final, before)).tolist():
             self._looks_lost = self._looks_lost + 1 if looks else 0
             if self._looks_lost >= self._chances:
-                raise self.lost_final("that equals the first observation of the next episode")
+                raise self.lost_final("returns final_obs that equals the first observation of the next episode")
 
     def _act_on(self, obs: Arrays, rows: slice | Rows) -> None:
         """Keep what is acted on next, where it is compared with final observations."""
