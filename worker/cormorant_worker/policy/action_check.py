@@ -34,12 +34,9 @@ class ActionCheck:
             kind, wanted = action.dtype.kind, (num_envs, *leaf.shape)
             fits = kind in ("iub" if leaf.dtype.kind in "iub" else "fiu")
             if action.shape != wanted or not (fits or (kind == "f" and bool((action == np.trunc(action)).all()))):
-                remedy = f"values of {part}" if leaf.shape else "class indices"
-                if isinstance(part, OneHot):
-                    remedy = "one-hot vectors, or make the environment with categorical_action_encoding=True"
                 raise PolicyMismatch(
                     f"the policy's {'.'.join(leaf.key)} is {action.dtype.name} of shape {action.shape}, its space says "
-                    f"{leaf.dtype.name} of shape {wanted}; return {remedy}"
+                    f"{leaf.dtype.name} of shape {wanted}; return values of {part}"
                 )
 
     def holds(self, actions: Arrays) -> bool:
