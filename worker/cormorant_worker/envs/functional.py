@@ -368,7 +368,6 @@ class FunctionalVectorEnv(VectorEnv):
         self.scan_length = int(np.clip(_SCAN_BYTES // (self.num_envs * stored), 1, _SCAN_STEPS))
         self._rows: slice | Rows = EVERY_ROW
         self._stepped: Any = None
-        self._action_dtype = torch.from_numpy(self._action).dtype
         if (place := jax.devices()[0]).platform == "gpu":  # on a CPU, numpy reads JAX's memory, in half the time
             self.device = torch.device("cuda", place.id)
         # Compiled before the first step is waited for.
@@ -412,7 +411,7 @@ class FunctionalVectorEnv(VectorEnv):
         return chosen, WholeStep(*results)
 
     def step_tensors(self, actions: Sequence[torch.Tensor]) -> WholeStep:
-        given = actions[0].to(self._action_dtype)
+        given = actions[0].to(torch.from_numpy(self._action).dtype)
         self._carry, *step = self._call(self._compiled.step, self._carry, jnp.from_dlpack(given))
         return WholeStep(*jax.tree.map(from_dlpack, tuple(step)))
 

@@ -290,10 +290,8 @@ def _resolved(field: Mapping[str, Any], schema: Mapping[str, Any]) -> Mapping[st
 def _inferred(name: str, field: Mapping[str, Any], kind: str) -> _Part | None:
     """A field of the server's schema as an array; None: it is text, or something nested, of an observation."""
     low, high, type_ = field.get("minimum"), field.get("maximum"), field.get("type")
-    if words := tuple(field.get("enum") or ()):
+    if words := tuple(field.get("enum") or ((False, True) if type_ == "boolean" else ())):
         return _Part(name, gymnasium.spaces.Discrete(len(words)), words)
-    if type_ == "boolean":
-        return _Part(name, gymnasium.spaces.Discrete(2), (False, True))
     dtype = {"integer": "int64", "number": "float32"}.get(str(type_), "")
     if dtype and kind == "observation":
         return _declared(OpenEnvArray.model_construct(name=name, dtype=dtype))
