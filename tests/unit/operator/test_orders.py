@@ -92,17 +92,6 @@ def test_draining_head_keeps_its_time_and_no_longer(*, is_ready: bool) -> None:
     assert all(pod.is_terminating for pod in world.pods.values())
 
 
-def test_unready_head_that_was_not_told_to_drain_yet_is_told() -> None:
-    world = running()
-    world.edit(suspend=True)
-    world.step(crash_after=1)
-    world.restart_operator()
-    world.unready("pong-head-1")
-    assert world.step().poll_s == world.defaults.fast_poll_s
-    world.say(world.head)
-    assert len(of_kind(world.step().actions, DrainHead)) == 1
-
-
 def test_suspended_head_that_is_not_ready_has_nothing_to_drain() -> None:
     world = running()
     world.unready("pong-head-1")
@@ -129,14 +118,15 @@ def test_job_that_begins_suspended_has_no_pods() -> None:
 # -- the end of jobs -------------------------------------------------------------------------------------------
 
 
-def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
+@pytest.mark.parametrize("has_sidecar", [False, True])
+def test_head_that_ends_with_0_completes_the_job_and_workers_go(*, has_sidecar: bool) -> None:
     world = running(runPolicy={"ttlSecondsAfterFinished": 86_400})
-    world.finish("pong-head-1", exit_code=0)
+    world.finish("pong-head-1", exit_code=0, has_sidecar=has_sidecar)
     assert world.step().actions == (), "the end is written before anything is cleaned up"
     assert world.condition("Completed") == "True/AllFramesDelivered"
     world.settle()
     world.tick(60)
-    assert set(world.pods) == {"pong-head-1"}
+    assert set(world.pods) == (set() if has_sidecar else {"pong-head-1"})
     assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
     assert world.job.status.head_restarts == 0
     world.tick(86_339)

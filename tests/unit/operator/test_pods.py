@@ -20,7 +20,6 @@ from cormorant_operator.workload import Placement
 from cormorant_testing.operator_world import World, make_job
 
 BIRTH = PodOrigin(base_image="example/cormorant:1", failures=2, restarts=5)
-WITH_CUDA = PodOrigin(base_image="example/cormorant-cpu:1", cuda_image="example/cormorant:1")
 DEFAULTS = OperatorDefaults()
 ISSUER = {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}}
 
@@ -270,19 +269,6 @@ def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> 
         path = "/etc/cormorant/code:/etc/cormorant/code/packages.zip"
         assert {"name": "PYTHONPATH", "value": path} in ours["env"]
         assert pod["spec"]["volumes"][-1] == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
-
-
-def test_gpu_groups_run_the_cuda_image() -> None:
-    def image(*, origin: PodOrigin = WITH_CUDA, **group: Any) -> object:
-        pod = worker(origin=origin, **group)
-        assert pod["metadata"]["annotations"][names.BASE_IMAGE] == origin.base_image
-        return main_container(pod)["image"]
-
-    assert image(device="gpu") == "example/cormorant:1"
-    assert image() == "example/cormorant-cpu:1"
-    assert image(device="gpu", origin=BIRTH) == BIRTH.base_image
-    own = {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}}
-    assert image(device="gpu", template=own) == "mine:2"
 
 
 def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:

@@ -75,6 +75,10 @@ def test_admitted_job_runs_where_kueue_says() -> None:
         assert worker["spec"]["tolerations"][-1] == {"key": "spot", "operator": "Exists"}
         assert worker["metadata"]["annotations"]["zone"] == "a"
     assert world.kueue.condition("PodsReady") == "True/Started"
+    world.restart_operator()  # the next one reads the flavor again
+    world.evict(world.live()[0].name)
+    world.run()
+    assert of_kind(world.done, CreatePod)[-1].manifest["spec"]["nodeSelector"]["pool"] == "spot"
 
 
 @pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("Deactivated", "False")])
@@ -261,16 +265,6 @@ def test_priority_class_becomes_a_priority() -> None:
     world.settle()
     spec = world.kueue.raw["spec"]
     assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
-
-
-def test_another_operator_reads_the_placement_again() -> None:
-    world = admitted()
-    world.kueue.label_nodes(pool="spot")
-    world.restart_operator()
-    world.evict(world.live()[0].name)
-    world.run()
-    (manifest,) = [action.manifest for action in of_kind(world.done, CreatePod)][-1:]
-    assert manifest["spec"]["nodeSelector"]["pool"] == "spot"
 
 
 def test_job_of_another_controller_is_left_alone() -> None:

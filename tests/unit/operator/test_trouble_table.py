@@ -298,15 +298,6 @@ def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
     assert world.head.name == "pong-head-1"
 
 
-def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
-    world = running()
-    world.then.say(world.head, version=7, min_applied_version=6)
-    world.evict("pong-head-1")
-    world.run()
-    assert world.known.answer.version == 0
-    assert world.job.status.weights.version == 7
-
-
 def test_status_stays_small_however_many_pods_fail() -> None:
     world = running(replicas=30, runPolicy={"progressDeadlineSeconds": 0})
     for pod in world.live():
