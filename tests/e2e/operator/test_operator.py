@@ -15,23 +15,6 @@ from cormorant_testing.real_job import Job
 from cormorant_testing.scripts import Repeated
 
 
-def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
-    namespace = running.namespace
-    pods = namespace.names("pods")
-    assert [name[:10] for name in pods] == ["pong-cpu-0", "pong-cpu-1", "pong-head-"]
-    assert namespace.names("services") == ["pong-api", "pong-head"]
-    assert [name[:12] for name in namespace.names("configmaps")] == ["pong-config-"]
-    secret = namespace.get("secret", "pong-tokens")
-    assert sorted(secret["data"]) == ["operator", "ray", "read", "tokens.json", "write"]
-    running.stub.frames = 1234
-    running.until(lambda: running.status["frames"]["collected"] == 1234, "frames are in the status")
-    token = base64.b64decode(secret["data"]["operator"]).decode()
-    assert running.stub.tokens == {f"Bearer {token}"}
-    assert running.stub.sizes == {"cpu": 2}
-    assert "HeadCreated" in namespace("get", "events")
-    assert running.status["phase"] == "Running"
-
-
 def test_unknown_fields_of_a_template_are_named(scene: Scene) -> None:
     with scene.operator():
         scene.submit(head={"template": {"nodeSelector": {"a": "b"}, "spec": {"nodeselector": {"a": "b"}}}})
