@@ -57,7 +57,7 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
     ("api/cormorant_postproc", "tests/unit/postproc"): [
         ("steps.py", "clamp_max(self.n_steps - 1)", "clamp_max(self.n_steps)", "test_postproc.py"),
         ("steps.py", "may if valid is None else may & valid", "may", "test_postproc.py"),
-        ("steps.py", " if length else None", "", "test_postproc.py"),
+        ("steps.py", "lengths.nonzero().flatten().tolist()", "range(len(lengths))", "test_postproc.py"),
     ],
     ("worker/cormorant_worker", "tests/unit/worker"): [
         ("fleet/scheduler.py", " - _ROUNDING)", ")", "test_scheduler.py"),
