@@ -307,7 +307,7 @@ class FrameStack:
         at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
         begins = ids[:, 0].tolist()
         goes_on = {
-            row: self._open.pop(begins[row])[1]
+            row: self._open[begins[row]][1]
             for row in lengths.nonzero().flatten().tolist()
             if begins[row] in self._open
         }
@@ -331,6 +331,8 @@ class FrameStack:
             result[under("next", key)] = torch.cat([stacks[:, :, 1:], following.unsqueeze(2)], dim=2)
             tails.append(at_steps(stacks, at_end)[:, 0, 1:])
 
+        for row in goes_on:
+            self._open.pop(begins[row], None)
         self._batches += 1
         stays_open = ((lengths > 0) & ~at_steps(done, at_end).squeeze(-1)).tolist()
         numbers = at_steps(ids, at_end).squeeze(-1).tolist()
