@@ -307,9 +307,7 @@ class FrameStack:
         at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
         begins = ids[:, 0].tolist()
         goes_on = {
-            row: self._open[begins[row]][1]
-            for row in lengths.nonzero().flatten().tolist()
-            if begins[row] in self._open
+            row: self._open[begins[row]][1] for row in lengths.nonzero().flatten().tolist() if begins[row] in self._open
         }
 
         # Step t of the batch is step t + past of a row's series, which begins with the past of its first trajectory.
