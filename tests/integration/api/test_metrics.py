@@ -133,6 +133,18 @@ def test_housekeeping_reads_all_workers_once_a_second(folder: Path, monkeypatch:
         assert readings.count(True) < readings.count(False)
 
 
+@pytest.mark.slow
+def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
+    with serve(job, directory=tmp_path) as served:
+        wait_for(served.anonymous, "cormorant_frames_total", 1)
+        head = served.server.head
+        counted = total(served.anonymous, "cormorant_frames_total")
+        head.close()
+        assert total(served.anonymous, "cormorant_frames_total") >= counted
+        assert total(served.anonymous, "cormorant_head_state", state="draining") == 1
+
+
 def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:
     document = with_servers(make_job(num_envs=4, queue={"onFull": "drop_oldest"}), batchShapes=[8]).to_document()
     document["spec"]["policy"]["compile"] = "auto"
