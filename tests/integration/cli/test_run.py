@@ -1,27 +1,27 @@
 """`cormorant run` as a user meets it: the real command, real workers, small jobs. And `cormorant dataset export --push`
-to a hub that is a folder.
+to a server of this test that keeps what huggingface_hub commits.
 """
 
+import base64
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import datasets
 import pytest
 import torch
-from huggingface_hub import HfApi
 
 from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import START_S, Started, Written
 from cormorant_testing.datasets import write_dataset
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.scripts import of_session, until
 from cormorant_testing.serving import weights_file
 
@@ -275,29 +275,54 @@ def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(start: Started, write
 # -- what is pushed --------------------------------------------------------------------------------------------
 
 
-def test_what_was_pushed_is_the_dataset_or_the_refusal_a_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def create(_: HfApi, repo: str, *, repo_type: str, exist_ok: bool) -> None:
-        assert (repo, repo_type, exist_ok) == ("me/pole", "dataset", True)
-        if (tmp_path / "hub").exists():
-            raise OSError("401 Unauthorized\nmore of it")
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[ScriptedHead]:
+    """Answers the requests of a commit of small files: https://huggingface.co/docs/hub/api. Keeps them in `hub`."""
 
-    def upload(_: HfApi, *, repo_id: str, folder_path: Path, repo_type: str) -> Any:
-        assert (repo_id, repo_type) == ("me/pole", "dataset")
-        shutil.copytree(folder_path, tmp_path / "hub")
-        return SimpleNamespace(commit_url="https://hub/commit/1")
+    def answer(heard: Heard) -> Say:
+        status, found = 200, dict[str, Any]()
+        if heard.headers["authorization"] != "Bearer hf_mine":
+            status, found = 401, {"error": "Invalid credentials"}
+        elif heard.path == "/api/repos/create":
+            asked = json.loads(heard.body)
+            found = {"url": f"{server.url}/{asked['type']}s/{asked['organization']}/{asked['name']}"}
+        elif heard.path == "/api/validate-yaml":
+            found = {"errors": [], "warnings": []}
+        elif heard.path.endswith("/preupload/main"):
+            names = [file["path"] for file in json.loads(heard.body)["files"]]
+            found = {"files": [{"path": n, "uploadMode": "regular", "shouldIgnore": False} for n in names]}
+        else:
+            assert heard.path == "/api/datasets/me/pole/commit/main"
+            for line in map(json.loads, heard.body.splitlines()):
+                if line["key"] == "file":
+                    path = tmp_path / "hub" / line["value"]["path"]
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(base64.b64decode(line["value"]["content"]))
+            found = {"commitOid": "1", "commitUrl": f"{server.url}/datasets/me/pole/commit/1"}
+        return Say(status, json.dumps(found).encode(), {"Content-Type": "application/json"})
 
-    monkeypatch.setattr(HfApi, "create_repo", create)
-    monkeypatch.setattr(HfApi, "upload_folder", upload)
-    command = ["dataset", "export", write_dataset(str(tmp_path / "data")), "--to", "huggingface", "--push", "me/pole"]
-    assert entry.run([*command, "--out", str(tmp_path / "first")]) == 0
-    assert "pushed: https://hub/commit/1" in capsys.readouterr().out
+    with ScriptedHead(answer) as server:
+        yield server
+
+
+def push(hub: ScriptedHead, folder: Path, token: str) -> "subprocess.CompletedProcess[str]":
+    uri = write_dataset(str(folder / "data"))
+    command = [Path(sys.executable).with_name("cormorant"), "dataset", "export", uri, "--to", "huggingface"]
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}
+    return subprocess.run([*command, "--push", "me/pole"], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_what_was_pushed_is_the_dataset(hub: ScriptedHead, tmp_path: Path) -> None:
+    done = push(hub, tmp_path, "hf_mine")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed: {hub.url}/datasets/me/pole/commit/1" in done.stdout
     read = datasets.load_dataset(str(tmp_path / "hub"), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(read["reward"]) == list(range(8))
-    assert entry.run([*command, "--out", str(tmp_path / "second")]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "cannot push to me/pole at " in said
-    assert ": 401 Unauthorized; check HF_TOKEN" in said
-    assert "the folder is complete" in said
-    assert (tmp_path / "second" / "data" / "cpu-0-0.parquet").exists()
+
+
+def test_a_hub_that_refuses_is_a_sentence(hub: ScriptedHead, tmp_path: Path) -> None:
+    done = push(hub, tmp_path, "hf_other")
+    assert done.returncode == 1
+    assert f"cannot push to me/pole at {hub.url}: " in done.stderr
+    assert "the folder is complete" in " ".join(done.stderr.split())
+    assert (tmp_path / "data-huggingface" / "data" / "cpu-0-0.parquet").exists()
