@@ -4,27 +4,14 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cormorant_api.head import Head
-from cormorant_contract.rest.status import (
-    Condition,
-    EpisodeReport,
-    FrameCounts,
-    GroupReport,
-    InferenceReport,
-    Phase,
-    QueueReport,
-    StatisticsReport,
-    Status,
-    TaskReport,
-    WeightsReport,
-    Worker,
-)
+from cormorant_contract.rest import status
 from cormorant_worker.fleet.slot import WorkerStats
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
 
 _NOT_READY = ("importing", "building")
 
 
-def describe(head: Head, stats: FleetStats) -> Status:
+def describe(head: Head, stats: FleetStats) -> status.Status:
     """Status of the whole job. Does not need `stats.workers`; O(1) in workers."""
     running = head.running
     counts = running.ledger.counts()
@@ -32,13 +19,13 @@ def describe(head: Head, stats: FleetStats) -> Status:
     if counts.stale_frames:
         dropped["stale_for_consumer"] = counts.stale_frames
     queue = head.job.spec.output.queue
-    return Status(
+    return status.Status(
         job=head.job.metadata.name,
         namespace=head.job.metadata.namespace,
         epoch=head.epoch,
         phase=_phase(head, stats),
         conditions=_conditions(head, stats),
-        frames=FrameCounts(
+        frames=status.FrameCounts(
             collected=stats.frames,
             settled=head.settled_frames(stats),
             target=stats.total_frames,
@@ -47,14 +34,14 @@ def describe(head: Head, stats: FleetStats) -> Status:
             delivered=counts.acked_frames,
             dropped=dropped,
         ),
-        episodes=EpisodeReport(
+        episodes=status.EpisodeReport(
             count=stats.episodes,
             mean_return=stats.mean_return,
             mean_length=stats.mean_length,
             metrics=stats.metric_means,
             tasks=tasks_of(stats),
         ),
-        weights=WeightsReport(
+        weights=status.WeightsReport(
             version=stats.version,
             min_applied_version=max(0, stats.min_version),
             update_state=running.updates.state_of(stats.version) or "",
@@ -63,7 +50,7 @@ def describe(head: Head, stats: FleetStats) -> Status:
         restarts=stats.restarts,
         pause_state=running.pauses.state,
         pauses=running.pauses.describe().leases,
-        queue=QueueReport(
+        queue=status.QueueReport(
             capacity=queue.capacity_batches if queue is not None else 0,
             waiting=stats.queued_batches,
             ready=counts.ready,
@@ -78,24 +65,24 @@ def describe(head: Head, stats: FleetStats) -> Status:
         data_port=head.data_port,
         started_at=head.started_at,
         desired=running.group_sizes.describe(stats, paused=running.pauses.spec_paused),
-        statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
+        statistics={key: status.StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
         inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts=head.job.spec.counts,
     )
 
 
-def tasks_of(stats: FleetStats) -> dict[str, TaskReport]:
+def tasks_of(stats: FleetStats) -> dict[str, status.TaskReport]:
     """Episode results of each variant."""
     means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
     # Read once: each access to this property computes every mean.
     for (name, task), mean in stats.task_metric_means.items():
         if task in means:
             means[task][name] = mean
-    return {task: TaskReport(count=count, means=means[task]) for task, count in stats.task_episodes.items()}
+    return {task: status.TaskReport(count=count, means=means[task]) for task, count in stats.task_episodes.items()}
 
 
-def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
-    return GroupReport(
+def _group(name: str, size: int, stats: GroupStats) -> status.GroupReport:
+    return status.GroupReport(
         name=name,
         desired=size,
         ready=stats.ready,
@@ -104,11 +91,11 @@ def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
     )
 
 
-def _inference(head: Head, group: str, stats: GroupStats) -> InferenceReport:
+def _inference(head: Head, group: str, stats: GroupStats) -> status.InferenceReport:
     rows, padded, acts, requests, wait_s, act_s = (
         head.rates.rate((group, name)) for name in ("rows", "padded_rows", "acts", "requests", "wait_s", "act_s")
     )
-    return InferenceReport(
+    return status.InferenceReport(
         rows_per_second=round(rows, 1),
         rows_per_act=round(rows / acts, 2) if acts else 0.0,
         padding=round(padded / (rows + padded), 3) if rows else 0.0,
@@ -118,8 +105,8 @@ def _inference(head: Head, group: str, stats: GroupStats) -> InferenceReport:
     )
 
 
-def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worker:
-    return Worker(
+def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> status.Worker:
+    return status.Worker(
         id=worker.name,
         group=worker.name.rpartition("-")[0],
         ready=worker.phase not in _NOT_READY,
@@ -135,7 +122,7 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
     )
 
 
-def _phase(head: Head, stats: FleetStats) -> Phase:
+def _phase(head: Head, stats: FleetStats) -> status.Phase:
     running = head.running
     if head.failure or running.feeder.error is not None:
         return "Failed"
@@ -148,7 +135,7 @@ def _phase(head: Head, stats: FleetStats) -> Phase:
     return "Paused" if running.pauses.state == "paused" else "Running"
 
 
-def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
+def _conditions(head: Head, stats: FleetStats) -> tuple[status.Condition, ...]:
     running = head.running
     wanted = sum(running.group_sizes.groups.values())
     ready = sum(group.ready for group in stats.groups.values())
@@ -166,7 +153,7 @@ def _conditions(head: Head, stats: FleetStats) -> tuple[Condition, ...]:
     )
 
 
-def _progressing(head: Head, stats: FleetStats) -> Condition:
+def _progressing(head: Head, stats: FleetStats) -> status.Condition:
     """Whether frames are being collected; otherwise, what the fleet waits for."""
     starting = sum(group.starting for group in stats.groups.values())
     serving = [group.name for group in head.job.spec.worker_groups if group.serves]
@@ -181,7 +168,7 @@ def _progressing(head: Head, stats: FleetStats) -> Condition:
     else:
         rate = head.rates.rate()
         return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
-    return Condition(type="Progressing", status="False", reason=reason, message=sentence)
+    return status.Condition(type="Progressing", status="False", reason=reason, message=sentence)
 
 
 def wait_for_learner(head: Head, stats: FleetStats) -> str:
@@ -201,5 +188,7 @@ def wait_for_learner(head: Head, stats: FleetStats) -> str:
     return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago"
 
 
-def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> Condition:
-    return Condition(type=kind, status="True" if is_true else "False", reason=yes if is_true else no, message=message)
+def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> status.Condition:
+    return status.Condition(
+        type=kind, status="True" if is_true else "False", reason=yes if is_true else no, message=message
+    )

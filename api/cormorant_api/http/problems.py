@@ -15,47 +15,35 @@ from starlette.routing import Match
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_contract.rest.base import PROBLEM_JSON
 from cormorant_contract.rest.problems import Differences, Problem, ProblemType
-from cormorant_worker.errors import (
-    ControlTimeout,
-    CormorantError,
-    FleetClosed,
-    LastWorker,
-    MalformedWeights,
-    NonfiniteWeights,
-    NoSuchWorker,
-    StaleWeights,
-    StateError,
-    WeightsMismatch,
-    WorkerFailed,
-)
+from cormorant_worker import errors
 
 log = structlog.get_logger()
 
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
 _METHODS = ("DELETE", "GET", "HEAD", "POST", "PUT")
-_KIND_OF_ERROR: tuple[tuple[type[CormorantError], ProblemType, dict[str, float]], ...] = (
-    (StaleWeights, ProblemType.VERSION_CONFLICT, {}),
-    (NonfiniteWeights, ProblemType.NOT_FINITE, {}),
-    (MalformedWeights, ProblemType.MALFORMED_SAFETENSORS, {}),
-    (StateError, ProblemType.STATE_MISMATCH, {}),
-    (ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
-    (NoSuchWorker, ProblemType.UNKNOWN_WORKER, {}),
-    (LastWorker, ProblemType.LAST_WORKER, {}),
-    (WorkerFailed, ProblemType.FLEET_FAILED, {"retry_after_s": 10}),
-    (FleetClosed, ProblemType.DRAINING, {"retry_after_s": 10}),
+_KIND_OF_ERROR: tuple[tuple[type[errors.CormorantError], ProblemType, dict[str, float]], ...] = (
+    (errors.StaleWeights, ProblemType.VERSION_CONFLICT, {}),
+    (errors.NonfiniteWeights, ProblemType.NOT_FINITE, {}),
+    (errors.MalformedWeights, ProblemType.MALFORMED_SAFETENSORS, {}),
+    (errors.StateError, ProblemType.STATE_MISMATCH, {}),
+    (errors.ControlTimeout, ProblemType.CONTROL_TIMEOUT, {}),
+    (errors.NoSuchWorker, ProblemType.UNKNOWN_WORKER, {}),
+    (errors.LastWorker, ProblemType.LAST_WORKER, {}),
+    (errors.WorkerFailed, ProblemType.FLEET_FAILED, {"retry_after_s": 10}),
+    (errors.FleetClosed, ProblemType.DRAINING, {"retry_after_s": 10}),
 )
 
 
 def install(app: FastAPI) -> None:
-    for kind in (ApiError, HTTPException, RequestValidationError, CormorantError, StoreError, Exception):
+    for kind in (ApiError, HTTPException, RequestValidationError, errors.CormorantError, StoreError, Exception):
         app.add_exception_handler(kind, _on_error)
 
 
-def as_api_error(error: CormorantError | StoreError) -> ApiError:
+def as_api_error(error: errors.CormorantError | StoreError) -> ApiError:
     if isinstance(error, StoreError):
         return ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5)
-    if isinstance(error, WeightsMismatch):
+    if isinstance(error, errors.WeightsMismatch):
         lists = {
             what: Differences(count=len(names), names=tuple(name[:200] for name in names[:_MOST_ERRORS]))
             for what, names in error.differences.items()
@@ -93,7 +81,7 @@ async def _on_error(request: Request, error: Exception) -> Response:
     match error:
         case ApiError():
             found = error
-        case CormorantError() | StoreError():
+        case errors.CormorantError() | StoreError():
             found = as_api_error(error)
         case RequestValidationError():
             invalid = list(error.errors())[:_MOST_ERRORS]

@@ -19,17 +19,8 @@ from cormorant_api.http.bodies import memory_response, parse_body, receive, size
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import BINARY, GuardedRoute, TheHead, author_of, guarded, log
 from cormorant_api.status import describe
+from cormorant_contract.rest import control
 from cormorant_contract.rest.base import SAFETENSORS
-from cormorant_contract.rest.control import (
-    Desired,
-    DesiredReport,
-    PauseLease,
-    PauseRequest,
-    Pauses,
-    Reseed,
-    ResumeRequest,
-    Seeded,
-)
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Status
 from cormorant_worker.errors import CormorantError
@@ -47,12 +38,12 @@ _numbers = itertools.count(1)
 
 @router.post(
     "/v1/pauses",
-    response_model=PauseLease,
-    **guarded(Role.WRITE, also={201: {"model": PauseLease, "description": "A new lease."}}),
+    response_model=control.PauseLease,
+    **guarded(Role.WRITE, also={201: {"model": control.PauseLease, "description": "A new lease."}}),
 )
-async def create_pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Response:
+async def create_pause(request: Request, head: TheHead, body: control.PauseRequest | None = None) -> Response:
     """Take a pause lease: the fleet is paused while any lease is held. The same owner renews its lease (200)."""
-    lease, is_new = await _pause(request, head, body or PauseRequest())
+    lease, is_new = await _pause(request, head, body or control.PauseRequest())
     described = head.running.pauses.describe_lease(lease)
     return JSONResponse(
         described.model_dump(mode="json"),
@@ -62,7 +53,7 @@ async def create_pause(request: Request, head: TheHead, body: PauseRequest | Non
 
 
 @router.get("/v1/pauses", **guarded(Role.READ))
-async def list_pauses(head: TheHead) -> Pauses:
+async def list_pauses(head: TheHead) -> control.Pauses:
     """All pause leases and the state of the fleet."""
     return head.running.pauses.describe()
 
@@ -75,17 +66,17 @@ async def end_pause(request: Request, head: TheHead, lease: str) -> Response:
 
 
 @router.post("/v1/pause", **guarded(Role.WRITE))
-async def pause(request: Request, head: TheHead, body: PauseRequest | None = None) -> Pauses:
+async def pause(request: Request, head: TheHead, body: control.PauseRequest | None = None) -> control.Pauses:
     """Pause the fleet: take a lease, by default for the owner "default"."""
-    await _pause(request, head, body or PauseRequest())
+    await _pause(request, head, body or control.PauseRequest())
     return head.running.pauses.describe()
 
 
 @router.post("/v1/resume", **guarded(Role.WRITE))
-async def resume(request: Request, head: TheHead, body: ResumeRequest | None = None) -> Pauses:
+async def resume(request: Request, head: TheHead, body: control.ResumeRequest | None = None) -> control.Pauses:
     """End the lease of an owner (default: "default"). Leases of other owners stay."""
     pauses = head.running.pauses
-    await _ended(request, head, pauses.end_of((body or ResumeRequest()).owner))
+    await _ended(request, head, pauses.end_of((body or control.ResumeRequest()).owner))
     return pauses.describe()
 
 
@@ -160,7 +151,7 @@ async def put_state(request: Request, head: TheHead) -> Status:
 
 
 @router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))
-async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
+async def seed(request: Request, head: TheHead, body: control.Reseed) -> control.Seeded:
     """Restart every worker's environments and random streams with this seed, at the next batch boundary.
 
     Responds when all workers have. Open batches are finished first, even during a pause, which stays in force. Open
@@ -173,11 +164,11 @@ async def seed(request: Request, head: TheHead, body: Reseed) -> Seeded:
     # Shielded: a client that disconnects must not leave half of the workers with the old seed.
     workers = await asyncio.shield(head.at_boundary(fleet.seed, body.seed))
     log.info("fleet_seeded", seed=body.seed, workers=len(workers), who=author_of(request))
-    return Seeded(seed=body.seed, workers=workers)
+    return control.Seeded(seed=body.seed, workers=workers)
 
 
 @operator.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
-async def put_desired(request: Request, head: TheHead, body: Desired) -> DesiredReport:
+async def put_desired(request: Request, head: TheHead, body: control.Desired) -> control.DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being retired."""
     running = head.running
     if body.paused is not None:  # first: a size that the fleet refuses must not hold up a pause
@@ -205,7 +196,7 @@ async def drain(request: Request, head: TheHead) -> Status:
     return describe(head, await head.stats(workers=False))
 
 
-async def _pause(request: Request, head: Head, wanted: PauseRequest) -> tuple[Lease, bool]:
+async def _pause(request: Request, head: Head, wanted: control.PauseRequest) -> tuple[Lease, bool]:
     lease, is_new = head.running.pauses.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
     log.info(
         "pause_granted" if is_new else "pause_renewed",

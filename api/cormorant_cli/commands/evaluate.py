@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cormorant_cli.commands.run import (
-    WORKERS,
-    DeviceOption,
-    FleetOption,
-    RayAddress,
-    logged_to,
-    ray_options,
-    read_job,
-    translated_errors,
-)
+from cormorant_cli.commands import run
 from cormorant_cli.connection import RECONNECT_S, CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed, HeadGone, Interrupted, NotReady
 from cormorant_cli.printing import columns_of, speaks_json, tell, told_when_slow
@@ -69,10 +60,10 @@ def evaluate(
     video: Annotated[
         int, typer.Option(min=0, help="Record the first N episodes of each checkpoint as MP4 in --output.")
     ] = 0,
-    workers: Annotated[int, WORKERS(min=0, help="Number of workers (0: one per core).")] = 0,
-    device: DeviceOption = "auto",
-    fleet: FleetOption = "local",
-    ray_address: RayAddress = "",
+    workers: Annotated[int, run.WORKERS(min=0, help="Number of workers (0: one per core).")] = 0,
+    device: run.DeviceOption = "auto",
+    fleet: run.FleetOption = "local",
+    ray_address: run.RayAddress = "",
     wait: Annotated[
         float,
         typer.Option(
@@ -116,13 +107,13 @@ def evaluate(
         raise BadInput("--video needs a folder for its files; give --output")
     if video and "://" in output:
         raise BadInput(f"--video needs a folder of this machine for its files, and --output {output} is a URI")
-    job = read_job(manifest)
+    job = run.read_job(manifest)
     runs: dict[tuple[str, ...], str] = {(uri,): folder for uri, folder in _folders(weights or [""], output).items()}
     if job.spec.policy.agents is not None and weights:
         runs = {tuple(weights): output}  # every pairing of them
     rows: list[Row] = []
     try:
-        with translated_errors(), logged_to(choose_display()):
+        with run.translated_errors(), run.logged_to(choose_display()):
             from cormorant_worker.run_evaluation import evaluate as play
 
             for uris, folder in runs.items():
@@ -135,7 +126,7 @@ def evaluate(
                     workers=workers or None,
                     directory=folder or None,
                     device=None if device == "auto" else device,
-                    engine=ray_options(fleet, ray_address),
+                    engine=run.ray_options(fleet, ray_address),
                     look=_teller(" ".join(Path(uri).name for uri in uris)),
                     videos=video,
                 )

@@ -7,19 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from cormorant_contract.children import (
-    API_PORT,
-    DATA_PORT,
-    EPOCH,
-    HEAD,
-    JOB_UID,
-    ROLE,
-    WORKER,
-    api_host,
-    api_service,
-    tls_secret,
-    tokens_secret,
-)
+from cormorant_contract import children
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_operator import names
 from cormorant_operator.job import Job
@@ -39,22 +27,25 @@ _OWN_FIELDS: Mapping[str, tuple[str, ...]] = {
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
     """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
-    common = {"selector": {JOB_UID: job.uid, ROLE: HEAD, EPOCH: str(epoch)}, "ipFamilyPolicy": "PreferDualStack"}
+    common = {
+        "selector": {children.JOB_UID: job.uid, children.ROLE: children.HEAD, children.EPOCH: str(epoch)},
+        "ipFamilyPolicy": "PreferDualStack",
+    }
     # Workers must reach Ray before the head is ready, because it becomes ready only when the first worker joins. A
     # ClusterIP rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
     ray = {**common, "publishNotReadyAddresses": True, "ports": [_port("gcs", GCS_PORT)]}
-    ports = [_port("api", API_PORT), _port("data", DATA_PORT)]
+    ports = [_port("api", children.API_PORT), _port("data", children.DATA_PORT)]
     api = {**common, "publishNotReadyAddresses": False, "ports": ports}
     return [
         child(job, "Service", names.head_service(job.name), {"spec": ray}),
-        child(job, "Service", api_service(job.name), {"spec": api}),
+        child(job, "Service", children.api_service(job.name), {"spec": api}),
     ]
 
 
 def network_policy(job: Job) -> Manifest:
     """Pods of the job reach each other on every port; other pods reach the API, bulk data and metrics ports."""
-    own = {"matchLabels": {JOB_UID: job.uid}}
-    ports = sorted({API_PORT, DATA_PORT, WORKER_PORT})
+    own = {"matchLabels": {children.JOB_UID: job.uid}}
+    ports = sorted({children.API_PORT, children.DATA_PORT, WORKER_PORT})
     spec = {
         "podSelector": own,
         "policyTypes": ["Ingress"],
@@ -69,15 +60,15 @@ def network_policy(job: Job) -> Manifest:
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
     """The PodDisruptionBudgets that `runPolicy.disruptionBudget` requests. `workers`: total of all groups."""
     policy = job.spec.run_policy
-    kept = {} if policy.disruption_budget == "None" else {HEAD: 1}
+    kept = {} if policy.disruption_budget == "None" else {children.HEAD: 1}
     if policy.disruption_budget == "All":
-        kept[WORKER] = max(0, workers - policy.unavailable_of(workers))
+        kept[children.WORKER] = max(0, workers - policy.unavailable_of(workers))
     found = []
     for role, least in kept.items():
         spec = {
             # A number: percentages and maxUnavailable need a controller with a scale subresource that Kubernetes knows.
             "minAvailable": least,
-            "selector": {"matchLabels": {JOB_UID: job.uid, ROLE: role}},
+            "selector": {"matchLabels": {children.JOB_UID: job.uid, children.ROLE: role}},
             # A broken pod must not block a node drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         }
@@ -111,9 +102,9 @@ def certificates(job: Job) -> list[Manifest]:
     tls = job.spec.head.tls
     if tls is None or tls.cert_manager is None:
         return []
-    issuer, name = tls.cert_manager.issuer_ref, tls_secret(job.name)
-    service, namespace = api_service(job.name), job.namespace
-    host = api_host(job.name, namespace)
+    issuer, name = tls.cert_manager.issuer_ref, children.tls_secret(job.name)
+    service, namespace = children.api_service(job.name), job.namespace
+    host = children.api_host(job.name, namespace)
     spec = {
         "secretName": name,
         "dnsNames": [host, f"{host}.cluster.local", f"{service}.{namespace}", service],
@@ -135,7 +126,7 @@ def tokens_owner(job: Job) -> Manifest:
     """An empty ConfigMap that owns the token Secret: when the operator deletes it, Kubernetes deletes the Secret, which
     the operator itself may not do. It lacks the watched label, because nothing depends on its content.
     """
-    owner = child(job, "ConfigMap", tokens_secret(job.name), {})
+    owner = child(job, "ConfigMap", children.tokens_secret(job.name), {})
     del owner["metadata"]["labels"][names.MANAGED_BY]
     return owner
 
@@ -154,7 +145,7 @@ def secret(job: Job, key: bytes, *, owner: Mapping[str, Any] | None = None) -> M
     """
     by_role = {role: token(key, uid=job.uid, role=role) for role in ("read", "write", "operator")}
     data = {**by_role, "ray": token(key, uid=job.uid, role="ray"), "tokens.json": json.dumps(by_role)}
-    manifest = child(job, "Secret", tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+    manifest = child(job, "Secret", children.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
     if owner is not None:
         found = {field: owner["metadata"][field] for field in ("name", "uid")}
         manifest["metadata"]["ownerReferences"] = [

@@ -8,21 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cormorant_contract.children import (
-    API_PORT,
-    ATTEMPT,
-    CODE_ARCHIVE,
-    CODE_FOLDER,
-    DATA_PORT,
-    EPOCH,
-    GROUP,
-    HEAD,
-    INDEX,
-    RESTARTS,
-    WORKER,
-    tls_secret,
-    tokens_secret,
-)
+from cormorant_contract import children
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import Head, WorkerGroup
 from cormorant_operator import names
@@ -53,8 +39,8 @@ _SCRAPED: Mapping[str, str] = {
 }
 """Pod annotations for a Prometheus without PodMonitors; a pod template can override them."""
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
-    HEAD: {"cpu": "250m", "memory": "1Gi"},
-    WORKER: {"cpu": "100m", "memory": "512Mi"},
+    children.HEAD: {"cpu": "250m", "memory": "1Gi"},
+    children.WORKER: {"cpu": "100m", "memory": "512Mi"},
 }
 """Default requests: the needs of an idle container of each role."""
 _SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
@@ -112,15 +98,15 @@ def head_pod(
             *(*_SUPERVISOR, "head", "--"),
             *("python", "-m", "cormorant_api", "--job", f"{_JOB_FOLDER}/job.yaml"),
             *("--fleet", "ray", "--ray-address", "auto", "--ray-slot-resources"),
-            *("--host", "0.0.0.0", "--port", str(API_PORT), "--data-port", str(DATA_PORT)),
+            *("--host", "0.0.0.0", "--port", str(children.API_PORT), "--data-port", str(children.DATA_PORT)),
             *("--directory", _STATE_FOLDER, "--token-file", f"{_TOKEN_FOLDER}/tokens.json"),
             *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(grace_s // 2)),
             *("--last-words", _TERMINATION_LOG),
         ],
         "env": _environment(job, own),
         "ports": [
-            {"name": "api", "containerPort": API_PORT},
-            {"name": "data", "containerPort": DATA_PORT},
+            {"name": "api", "containerPort": children.API_PORT},
+            {"name": "data", "containerPort": children.DATA_PORT},
             {"name": "gcs", "containerPort": GCS_PORT},
         ],
         "volumeMounts": [
@@ -128,17 +114,20 @@ def head_pod(
             {"name": "tokens", "mountPath": _TOKEN_FOLDER, "readOnly": True},
             {"name": "state", "mountPath": _STATE_FOLDER},
         ],
-        **_probes(API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
+        **_probes(children.API_PORT, listens_after_s=5, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     # Not world-readable: the head rejects a token file that others can read.
-    tokens = {**_secret_volume(tokens_secret(job.name)), "items": [{"key": "tokens.json", "path": "tokens.json"}]}
+    tokens = {
+        **_secret_volume(children.tokens_secret(job.name)),
+        "items": [{"key": "tokens.json", "path": "tokens.json"}],
+    }
     volumes = [
         {"name": "job", "configMap": {"name": names.config_map(job.name, job.templates.config)}},
         {"name": "tokens", "secret": tokens},
         {"name": "state", **state},
     ]
     if head.tls is not None:
-        volumes.append({"name": "tls", "secret": _secret_volume(head.tls.secret_name or tls_secret(job.name))})
+        volumes.append({"name": "tls", "secret": _secret_volume(head.tls.secret_name or children.tls_secret(job.name))})
         container["volumeMounts"].append({"name": "tls", "mountPath": _TLS_FOLDER, "readOnly": True})
         container["command"] += [names.TLS_OPTION, f"{_TLS_FOLDER}/tls.crt", "--tls-key", f"{_TLS_FOLDER}/tls.key"]
     return _pod(
@@ -147,7 +136,7 @@ def head_pod(
         origin,
         head,
         name=names.head_pod(job.name, epoch=epoch),
-        labels={EPOCH: str(epoch), names.TEMPLATE: job.templates.head},
+        labels={children.EPOCH: str(epoch), names.TEMPLATE: job.templates.head},
         annotations={
             **({"prometheus.io/scheme": "https"} if head.tls is not None else {}),
             **({names.CUDA_IMAGE: origin.cuda_image} if origin.cuda_image else {}),
@@ -173,7 +162,7 @@ def worker_pod(
     if openenv is not None and openenv.image is not None:
         own["CORMORANT_OPENENV_URL"] = f"http://127.0.0.1:{openenv.port}"
         if openenv.port == port:  # the server has it; DATA_PORT is open in the policy, too
-            port = DATA_PORT
+            port = children.DATA_PORT
             own["CORMORANT_PROBE_PORT"] = str(port)
         sidecars.append(_openenv_server(openenv.image, openenv.port))
     return _pod(
@@ -182,7 +171,12 @@ def worker_pod(
         origin,
         group,
         name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
-        labels={GROUP: group.name, INDEX: str(index), ATTEMPT: str(attempt), names.TEMPLATE: template},
+        labels={
+            children.GROUP: group.name,
+            children.INDEX: str(index),
+            children.ATTEMPT: str(attempt),
+            names.TEMPLATE: template,
+        },
         grace_s=grace_s,
         container={
             "command": [*_SUPERVISOR, "worker"],
@@ -203,7 +197,7 @@ def _secret_volume(name: str) -> dict[str, Any]:
 
 def _environment(job: Job, own: Mapping[str, str]) -> list[dict[str, Any]]:
     """Environment of a container: its own variables and the common ones."""
-    secret = {"name": tokens_secret(job.name), "key": "ray"}
+    secret = {"name": children.tokens_secret(job.name), "key": "ray"}
     return [
         *({"name": name, "value": value} for name, value in {**_COMMON, "CORMORANT_JOB": job.name, **own}.items()),
         {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": secret}},
@@ -239,7 +233,7 @@ def _pod(
     volumes: list[dict[str, Any]],
     sidecars: Sequence[dict[str, Any]] = (),
 ) -> Manifest:
-    role, is_gpu = (WORKER, part.device == "gpu") if isinstance(part, WorkerGroup) else (HEAD, False)
+    role, is_gpu = (children.WORKER, part.device == "gpu") if isinstance(part, WorkerGroup) else (children.HEAD, False)
     # Writable, unlike the read-only root: /tmp, and /dev/shm for Ray's object store, which counts as memory.
     volumes = [
         *volumes,
@@ -248,24 +242,24 @@ def _pod(
     ]
     mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     resources = _with_defaults(role, part.resources, part.template, is_gpu=is_gpu)
-    code, code_folder, init_containers, env = job.spec.code, CODE_FOLDER, [*sidecars], [*container["env"]]
+    code, code_folder, init_containers, env = job.spec.code, children.CODE_FOLDER, [*sidecars], [*container["env"]]
     if code is not None:
-        mount: dict[str, Any] = {"name": "code", "mountPath": CODE_FOLDER}
+        mount: dict[str, Any] = {"name": "code", "mountPath": children.CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}
         if code.image and defaults.has_image_volumes:
             source = {"image": {"reference": code.image, "pullPolicy": "IfNotPresent"}}
             # The whole image: containerd before 2.2 ignores the subPath of such a mount.
-            code_folder = f"{CODE_FOLDER}/{_CODE_OF_IMAGE}"
+            code_folder = f"{children.CODE_FOLDER}/{_CODE_OF_IMAGE}"
         elif code.image:
             source = {"emptyDir": {"sizeLimit": _SCRATCH_SIZE}}
-            copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", CODE_FOLDER]
+            copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", children.CODE_FOLDER]
             init_containers.append(
                 {**_container("code", code.image, resources), "command": copy, "volumeMounts": [mount]}
             )
         volumes.append({"name": "code", **source})
         mounts.append({**mount, "readOnly": True})
         # Replaces the image's own PYTHONPATH, which the operator does not know and so cannot extend.
-        env.append({"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{CODE_ARCHIVE}"})
+        env.append({"name": "PYTHONPATH", "value": f"{code_folder}:{code_folder}/{children.CODE_ARCHIVE}"})
     image = (is_gpu and origin.cuda_image) or origin.base_image
     dataset = job.spec.output.dataset
     container = {
@@ -333,7 +327,7 @@ def _pod(
                     **placement.annotations,
                     names.BASE_IMAGE: origin.base_image,
                     names.FAILURES: str(origin.failures),
-                    RESTARTS: str(origin.restarts),
+                    children.RESTARTS: str(origin.restarts),
                 },
             ),
             "ownerReferences": [owner_reference(job)],

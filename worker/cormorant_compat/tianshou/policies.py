@@ -19,19 +19,8 @@ import torch
 
 from cormorant_compat.arguments import as_flag
 from cormorant_worker.errors import PolicyError, PolicyMismatch
+from cormorant_worker.policy import actor
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import (
-    Acted,
-    Actor,
-    PolicyActor,
-    as_numpy,
-    cast_to,
-    device_of,
-    output_leaf,
-    refuse_changed,
-    samples,
-    wrap_policy,
-)
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 
@@ -62,7 +51,7 @@ def make_actor(
     *,
     exploration_noise: bool,
     num_rows: int,
-) -> tuple[Actor, RandomOutputs | None]:
+) -> tuple[actor.Actor, RandomOutputs | None]:
     """An actor for a policy of any kind (None: random actions), and what the policy would have written beside random
     actions; None: nothing but zeros. `exploration_noise`: a policy of Tianshou's adds its own. `num_rows`: observations
     that the policy gets at once, and is tried with.
@@ -75,8 +64,8 @@ def make_actor(
         raise PolicyError("exploration_noise is True, and only policies of Tianshou's have a noise of their own")
     if policy is None:
         return random, None
-    models = wrap_policy(policy, "the caller")
-    return PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows), None
+    models = actor.wrap_policy(policy, "the caller")
+    return actor.PolicyActor(models, observation, action, device=actor.device_of(policy), num_rows=num_rows), None
 
 
 class TianshouActor:
@@ -104,7 +93,7 @@ class TianshouActor:
         self._check = ActionCheck(action)
         self._dry_run(observation, num_rows)
 
-    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> actor.Acted:
         state: Any = None
         if self.states and self.states[0].key == (HIDDEN,):
             state = self._wrap_state[0](states[0])
@@ -115,14 +104,14 @@ class TianshouActor:
             state = self._batch(nested)
         decided, sent, result = self._ask(obs, state)
         outputs = [decided] if self._is_box else []
-        outputs += [as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
-        following = [as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
+        outputs += [actor.as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
+        following = [actor.as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
         if len(outputs) != len(self.outputs) or len(following) != len(self.states):
             raise PolicyMismatch(
                 f"{type(self._policy).__name__} gave {len(outputs)} outputs and {len(following)} states, before "
                 f"{len(self.outputs)} and {len(self.states)}; it must give the same at every step"
             )
-        return Acted((sent,), tuple(outputs), tuple(following))
+        return actor.Acted((sent,), tuple(outputs), tuple(following))
 
     def outputs_of_random(self, actions: Arrays) -> Arrays:
         """The policy's raw output for random actions, by the inverse of its action map."""
@@ -135,14 +124,14 @@ class TianshouActor:
         nested = self._nest(obs)
         batch = self._batch(obs=self._batch(nested) if isinstance(nested, dict) else nested, info=self._batch())
         result = self._policy(batch, state)
-        decided = as_numpy(result.act)
+        decided = actor.as_numpy(result.act)
         if self._noise is not None:
-            decided = as_numpy(self._noise(decided, batch))
+            decided = actor.as_numpy(self._noise(decided, batch))
         sent = np.asarray(self._policy.map_action(decided))
-        return decided, sent if sent.dtype == self._action.dtype else cast_to(self._action, sent), result
+        return decided, sent if sent.dtype == self._action.dtype else actor.cast_to(self._action, sent), result
 
     def _dry_run(self, observation: Space, n: int) -> None:
-        obs = samples(observation, n)
+        obs = actor.samples(observation, n)
         before = tuple(array.copy() for array in obs)
         try:
             with torch.no_grad(), evaluating(self._policy):
@@ -152,13 +141,13 @@ class TianshouActor:
                 f"{type(self._policy).__name__} raised {type(error).__name__} on observations of shape "
                 f"{[a.shape for a in obs]}: {error}"
             ) from error
-        refuse_changed(obs, before)
+        actor.refuse_changed(obs, before)
         self._check.fit((sent,), n)
         found = [(DECIDED, decided)] if self._is_box else []
         found += list(_flat(result.get(ENTRY, None), (ENTRY,)))
-        self.outputs = tuple(output_leaf(key, value, n) for key, value in found)
+        self.outputs = tuple(actor.output_leaf(key, value, n) for key, value in found)
         state = list(_flat(result.get("state", None), (HIDDEN,)))
-        self.states = tuple(output_leaf(key, value, n) for key, value in state)
+        self.states = tuple(actor.output_leaf(key, value, n) for key, value in state)
         # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
         self.initial_states = tuple(np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.states)
         self._wrap_state = [torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state]

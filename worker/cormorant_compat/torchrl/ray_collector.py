@@ -9,19 +9,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import torch
 
 from cormorant_compat.arguments import Environment, Keywords, Policy, as_count, as_flag
+from cormorant_compat.torchrl import settings
 from cormorant_compat.torchrl.collector import FleetCollector
 from cormorant_compat.torchrl.distant import execute
 from cormorant_compat.torchrl.plan import make_plan, number_of, share_out
 from cormorant_compat.torchrl.policy import Weights, WeightUpdater, as_policy, on_cpu
-from cormorant_compat.torchrl.settings import (
-    CollectorKeywords,
-    check_class,
-    is_connected,
-    own_settings,
-    ray_options,
-    read_updater,
-    remote_options,
-)
 from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.stats import WorkerReceipts
@@ -80,19 +72,19 @@ class RayCollector(FleetCollector):
         weight_updater: "WeightUpdater | Callable[[], WeightUpdater] | None" = None,
         weight_sync_schemes: Mapping[str, Any] | None = None,
         weight_recv_schemes: Mapping[str, Any] | None = None,
-        **kwargs: Unpack[CollectorKeywords],
+        **kwargs: Unpack[settings.CollectorKeywords],
     ) -> None:
         del weight_sync_schemes
         sync, updates = as_flag(sync, "sync"), as_flag(update_after_each_batch, "update_after_each_batch")
         num_envs = as_count(num_workers_per_collector, "num_workers_per_collector")
         makers = tuple(own * num_envs for own in share_out(create_env_fn, create_env_kwargs, 1, num_collectors))
         count = len(makers)
-        check_class(collector_class)
+        settings.check_class(collector_class)
         given: dict[str, Any] = {"frames_per_batch": frames_per_batch, **kwargs}
-        given, overrides = own_settings(collector_kwargs, num_collectors=count, given=given)
-        self._remote = remote_options(remote_configs, count)
-        self._ray_options = ray_options(ray_init_config, self._remote)
-        self._has_other_devices = bool(self._ray_options.address) or is_connected()
+        given, overrides = settings.own_settings(collector_kwargs, num_collectors=count, given=given)
+        self._remote = settings.remote_options(remote_configs, count)
+        self._ray_options = settings.ray_options(ray_init_config, self._remote)
+        self._has_other_devices = bool(self._ray_options.address) or settings.is_connected()
         """Collectors may act on other machines."""
         self._updates_each = updates
         self._update_interval = as_count(max_weight_update_interval, "max_weight_update_interval", least=-1)
@@ -102,7 +94,7 @@ class RayCollector(FleetCollector):
         """Collectors of the last batch."""
         needs_batches = given.get("trajs_per_batch") is not None or given.get("post_collect_hook") is not None
         self._extends_in_workers = type(given.get("replay_buffer")).__name__ == "RayReplayBuffer" and not needs_batches
-        self.weight_updater = read_updater(weight_updater)
+        self.weight_updater = settings.read_updater(weight_updater)
         self._receiver_schemes: dict[str, Any] = {}
         self._worker_idx: int | None = None
         plan = make_plan(
@@ -174,10 +166,10 @@ class RayCollector(FleetCollector):
         count = len(makers)
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
-        taken, overrides = own_settings(collector_kwargs, num_collectors=count, given={})
+        taken, overrides = settings.own_settings(collector_kwargs, num_collectors=count, given={})
         if common := sorted(set(taken) - {"device", "policy_device", "env_device"}):
             raise TypeError(f"collector_kwargs have {common[0]}, which all collectors have in common; leave it out")
-        remote = remote_options(remote_configs, count)
+        remote = settings.remote_options(remote_configs, count)
         usual, before = self._usual, self.num_collectors
         is_usual = policy is None
         plan = make_plan("async", makers, policy, taken, is_remote=self._has_other_devices, stores_here=False)

@@ -17,19 +17,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.wrappers import (
-    FrameStackObservation,
-    NormalizeObservation,
-    NormalizeReward,
-    OrderEnforcing,
-    PassiveEnvChecker,
-    RecordEpisodeStatistics,
-    TimeAwareObservation,
-    TimeLimit,
-    TransformAction,
-    TransformObservation,
-    TransformReward,
-)
+from gymnasium import wrappers
 
 from cormorant_worker.action_mask import ACTION_MASK, info_mask, info_mask_length
 from cormorant_worker.envs.gymnasium_env import Env
@@ -284,10 +272,10 @@ def row_views(arrays: Arrays, row: int) -> list[Array]:
 
 
 _KEPT: dict[type, tuple[str, ...]] = {
-    FrameStackObservation: ("obs_queue",),
-    NormalizeObservation: ("obs_rms.mean", "obs_rms.var", "obs_rms.count"),
-    NormalizeReward: ("return_rms.mean", "return_rms.var", "return_rms.count", "discounted_reward"),
-    RecordEpisodeStatistics: (
+    wrappers.FrameStackObservation: ("obs_queue",),
+    wrappers.NormalizeObservation: ("obs_rms.mean", "obs_rms.var", "obs_rms.count"),
+    wrappers.NormalizeReward: ("return_rms.mean", "return_rms.var", "return_rms.count", "discounted_reward"),
+    wrappers.RecordEpisodeStatistics: (
         "episode_count",
         "episode_returns",
         "episode_lengths",
@@ -295,10 +283,10 @@ _KEPT: dict[type, tuple[str, ...]] = {
         "return_queue",
         "length_queue",
     ),
-    TimeAwareObservation: ("timesteps",),
+    wrappers.TimeAwareObservation: ("timesteps",),
 }
 """Attributes of gymnasium's wrappers that change as they step, but for times of this process."""
-_TRANSFORMS = (TransformAction, TransformObservation, TransformReward)
+_TRANSFORMS = (wrappers.TransformAction, wrappers.TransformObservation, wrappers.TransformReward)
 
 
 def save_env(env: Env) -> EnvState:
@@ -307,9 +295,9 @@ def save_env(env: Env) -> EnvState:
     for layer in _layers(env):
         if hasattr(layer, "get_state") and hasattr(layer, "set_state"):
             states.append(_plain(layer.get_state()))
-        elif isinstance(layer, TimeLimit):
+        elif isinstance(layer, wrappers.TimeLimit):
             states.append(layer._elapsed_steps)
-        elif isinstance(layer, OrderEnforcing | PassiveEnvChecker) or _is_stateless(layer):
+        elif isinstance(layer, wrappers.OrderEnforcing | wrappers.PassiveEnvChecker) or _is_stateless(layer):
             states.append(None)
         elif names := _KEPT.get(type(layer)):
             values = ((name, attrgetter(name)(layer)) for name in names)
@@ -327,9 +315,9 @@ def load_env(env: Env, states: EnvState) -> None:
     for layer, state in zip(layers, states, strict=True):
         if hasattr(layer, "set_state"):
             layer.set_state(_rich(state))
-        elif isinstance(layer, TimeLimit):
+        elif isinstance(layer, wrappers.TimeLimit):
             layer._elapsed_steps = state
-        elif isinstance(layer, OrderEnforcing):
+        elif isinstance(layer, wrappers.OrderEnforcing):
             layer._has_reset = True
         elif names := _KEPT.get(type(layer)):
             kept = _rich(state)
@@ -338,7 +326,7 @@ def load_env(env: Env, states: EnvState) -> None:
                 owner = attrgetter(path)(layer) if path else layer
                 before = getattr(owner, last)
                 setattr(owner, last, deque(kept[name], before.maxlen) if isinstance(before, deque) else kept[name])
-        elif not (isinstance(layer, PassiveEnvChecker) or _is_stateless(layer)):
+        elif not (isinstance(layer, wrappers.PassiveEnvChecker) or _is_stateless(layer)):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import cloudpickle
 import structlog
 
+from cormorant_worker import errors
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.collector import Collector
@@ -24,15 +25,6 @@ from cormorant_worker.collect.place import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.collect.trajectories import Episodes
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import (
-    CormorantError,
-    DeviceUnavailable,
-    EnvCrashed,
-    EnvRaised,
-    InvalidAction,
-    PartExists,
-    StateError,
-)
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -98,7 +90,7 @@ class Runtime:
         """Answer requests in their order. A payload is a view, kept until applied: its memory must not change."""
         try:
             return messages.Reply(number=request.number, state=self._answer(request.command, payload))
-        except CormorantError as error:
+        except errors.CormorantError as error:
             return messages.Reply(number=request.number, error=str(error))
         except Exception as error:  # noqa: BLE001  # a user's get_state, set_state or copy_ may raise anything
             return messages.Reply(number=request.number, error=f"{type(error).__name__}: {error}")
@@ -202,7 +194,7 @@ class WorkerRuntime(Runtime):
                 self._heartbeat.enter(Phase.STORING)
                 try:
                     self._sink.close()
-                except CormorantError as error:
+                except errors.CormorantError as error:
                     log.warning("dataset_not_sealed", reason=str(error))
             raise
 
@@ -376,7 +368,7 @@ class WorkerRuntime(Runtime):
     @contextmanager
     def _between_batches(self) -> Iterator[Collector]:
         if not self._boundary.acquire(timeout=_HELD_TIMEOUT_S):
-            raise StateError(f"the batch under way did not end within {_HELD_TIMEOUT_S:.0f} s")
+            raise errors.StateError(f"the batch under way did not end within {_HELD_TIMEOUT_S:.0f} s")
         try:
             yield self.collector
         finally:
@@ -426,18 +418,19 @@ def _plain(value: object) -> str | int | float | bool | None:
 
 def describe_failure(error: Exception, *, acts_as_published: bool = False) -> messages.Failed:
     """Describe the error that ends this worker. `acts_as_published`: so that the next version may fix the error."""
-    known = isinstance(error, CormorantError)
+    known = isinstance(error, errors.CormorantError)
     # Another process of this machine may do better, but not with environments that never made a step; a part of the
     # dataset that is another's costs an attempt.
     is_passing = (
-        isinstance(error, PartExists)
-        or (isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised) and error.has_stepped)
-        or (isinstance(error, InvalidAction) and acts_as_published)
+        isinstance(error, errors.PartExists)
+        or (isinstance(error, errors.EnvCrashed) and not isinstance(error, errors.EnvRaised) and error.has_stepped)
+        or (isinstance(error, errors.InvalidAction) and acts_as_published)
     )
     return messages.Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),
         is_final=known and not is_passing,
-        may_pass=isinstance(error, EnvCrashed | DeviceUnavailable) and not isinstance(error, EnvRaised),
+        may_pass=isinstance(error, errors.EnvCrashed | errors.DeviceUnavailable)
+        and not isinstance(error, errors.EnvRaised),
     )
