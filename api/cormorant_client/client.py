@@ -11,21 +11,9 @@ from functools import cached_property, partial
 from operator import index
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
+from cormorant_client import errors
 from cormorant_client.batches import RemoteBatches, StreamOptions
 from cormorant_client.delivery import Delivery
-from cormorant_client.errors import (
-    BadAddress,
-    ClientClosed,
-    ClientError,
-    ControlTimeout,
-    HeadFailed,
-    HeadUnreachable,
-    NotFound,
-    Refused,
-    StateError,
-    UpdateFailed,
-    VersionTaken,
-)
 from cormorant_client.head import HeadConnection, default_owner, parse_events, quoted, read_events
 from cormorant_client.publishing import MAIN_MODEL, Body, PulledWeights, Update, make_body
 from cormorant_client.transport import Broken, Dial, HttpReply, Transport, dial_tcp, parse_address, read_token
@@ -97,16 +85,16 @@ def connect(
         BadAddress: invalid URL, token or certificates.
     """
     if token and token_file:
-        raise BadAddress("token and token_file both give a token; pass only one of them")
+        raise errors.BadAddress("token and token_file both give a token; pass only one of them")
     url = url or os.environ.get("CORMORANT_URL")
     if not (token or token_file):
         token, token_file = os.environ.get("CORMORANT_TOKEN") or None, os.environ.get("CORMORANT_TOKEN_FILE")
     if not url:
-        raise BadAddress("no head given; pass its URL or set CORMORANT_URL")
+        raise errors.BadAddress("no head given; pass its URL or set CORMORANT_URL")
     if token_file and not token:
         token = read_token(token_file)
     if token and (not (token.isascii() and token.isprintable()) or " " in token):
-        raise BadAddress(
+        raise errors.BadAddress(
             "the token contains characters that are not allowed in tokens; check that it is "
             "the token and not the JSON file"
         )
@@ -116,7 +104,7 @@ def connect(
         try:
             context = ssl.create_default_context(cafile=ca_file, cadata=ca_data)
         except (OSError, ssl.SSLError) as error:
-            raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
+            raise errors.BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
     transport = Transport(token=token or "", tls=context, server_name=server_name or "", timeout_s=timeout_s, dial=dial)
     # Other processes may have neither the environment variables nor the token file.
     again = partial(
@@ -160,7 +148,7 @@ class Pause:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        with suppress(NotFound):  # it had expired
+        with suppress(errors.NotFound):  # it had expired
             self._head.send("DELETE", f"/v1/pauses/{quoted(self.lease.id)}")
 
     def __enter__(self) -> "Pause":
@@ -177,9 +165,9 @@ class Pause:
         while not self._stop.wait(self._ttl_s / _RENEWALS):
             try:
                 self.renew()
-            except ClientClosed:
+            except errors.ClientClosed:
                 return
-            except ClientError:
+            except errors.ClientError:
                 continue  # the next renewal may succeed; otherwise the lease expires
 
 
@@ -333,7 +321,7 @@ class Client(Fleet):
         stream = self._stream = self._stream or RemoteBatches(self._head, {}, partial(self._read, copy=False))
         try:
             batch = stream.next(timeout)
-        except ClientError:
+        except errors.ClientError:
             # This stream ended with an error; the next call opens another one.
             stream.close()
             self._stream = None
@@ -387,7 +375,7 @@ class Client(Fleet):
         """
         pause = Pause(self._head, owner=owner or default_owner(), reason=reason, ttl=ttl, wait=wait)
         if wait and pause.lease.state != "paused":
-            raise ControlTimeout(
+            raise errors.ControlTimeout(
                 f"the fleet is still {pause.lease.state} after {wait:g} s; {pause.owner} holds its pause for {ttl:g} "
                 "s: wait longer, or look at /v1/workers for the one that does not stop"
             )
@@ -417,11 +405,11 @@ class Client(Fleet):
         try:
             with self.pause(owner=owner, reason="a state is restored", ttl=_STATE_WAIT_S):
                 self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
-        except ControlTimeout:
+        except errors.ControlTimeout:
             self.resume(owner)  # the pause was granted, though a worker still steps
             raise
-        except Refused as error:
-            raise error if isinstance(error, StateError) else StateError(str(error)) from error
+        except errors.Refused as error:
+            raise error if isinstance(error, errors.StateError) else errors.StateError(str(error)) from error
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """See `Fleet.seed`. Not retried when the connection breaks.
@@ -483,12 +471,12 @@ class Client(Fleet):
                     if kind == "opening":
                         return Opening.model_validate_json(data)
         except Broken as error:
-            raise HeadUnreachable(f"lost the connection to {self.url}: {error}") from error
-        raise HeadUnreachable(f"the head at {self.url} closed the stream; retry")
+            raise errors.HeadUnreachable(f"lost the connection to {self.url}: {error}") from error
+        raise errors.HeadUnreachable(f"the head at {self.url} closed the stream; retry")
 
     def close(self) -> None:
         """Return the batch of `next_batch` that was not acknowledged, and close idle connections. Idempotent."""
-        self._end_stream(ClientError)
+        self._end_stream(errors.ClientError)
         self._head.close()
         self.on_close()
 
@@ -512,7 +500,7 @@ class Client(Fleet):
                 reply = self._head.send(
                     "PUT", path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
-            except VersionTaken as error:
+            except errors.VersionTaken as error:
                 current = error.problem.current_version
                 self._note(current or 0)
                 attempts -= 1
@@ -524,11 +512,11 @@ class Client(Fleet):
                         f"the connection broke while version {number} was published, and the head is at version "
                         f"{current} by now; whether version {number} acted is unknown: publish the newest weights"
                     )
-                    raise VersionTaken(error.problem.model_copy(update={"detail": detail})) from error
-            except HeadFailed as error:
+                    raise errors.VersionTaken(error.problem.model_copy(update={"detail": detail})) from error
+            except errors.HeadFailed as error:
                 if error.kind == ProblemType.APPLY_TIMEOUT:
                     self._note(number)
-                    raise UpdateFailed(f"version {number} reached no worker in time: {error}") from error
+                    raise errors.UpdateFailed(f"version {number} reached no worker in time: {error}") from error
                 raise
             else:
                 return self._noted(reply)

@@ -16,18 +16,10 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, TheHead, author_of, guarded
 from cormorant_api.weights.publisher import ALL_MODELS, matches
 from cormorant_api.weights.updates import update_id, version_of
+from cormorant_contract.rest import updates
 from cormorant_contract.rest.base import POLICY_VERSION, SAFETENSORS, VERSION_MAX
 from cormorant_contract.rest.control import LONGEST_WAIT_S
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.rest.updates import (
-    FINAL_STATES,
-    Models,
-    ModelSummary,
-    Rollback,
-    Update,
-    VersionEntry,
-    Versions,
-)
 from cormorant_contract.tensor_file import ITEM_BYTES, MAX_METADATA_BYTES, TORCH_NAMES
 from cormorant_worker.weights.blob import WeightsBlob
 
@@ -66,7 +58,7 @@ _PUBLISH_PROBLEMS = (
 )
 _PUBLISHED: Answers = {
     200: {"description": "Applied by every worker (`Prefer: wait`), or already published by the same request."},
-    202: {"model": Update, "description": "Staged. Poll the URL in `Location`."},
+    202: {"model": updates.Update, "description": "Staged. Poll the URL in `Location`."},
 }
 _PUBLISH = guarded(Role.WRITE, *_PUBLISH_PROBLEMS, also=_PUBLISHED, **_BODY, parameters=_PUBLISH_HEADERS)
 _FILE = guarded(
@@ -90,24 +82,24 @@ router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
 @router.get("/v1/models", **guarded(Role.READ))
-async def list_models(head: TheHead) -> Models:
+async def list_models(head: TheHead) -> updates.Models:
     """The policy's models and the newest version of each."""
     found = []
     for name, tensors in head.running.fleet.specs.items():
         stored = head.store.model(name)
         published = {"version": 0} if stored is None else stored.describe()
-        found.append(ModelSummary(name=name, num_tensors=len(tensors), **published))
+        found.append(updates.ModelSummary(name=name, num_tensors=len(tensors), **published))
     version = await head.quick(lambda: head.running.publisher.version)
-    return Models(models=tuple(found), version=version)
+    return updates.Models(models=tuple(found), version=version)
 
 
-@router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
+@router.put("/v1/models/{model}/weights", response_model=updates.Update, **_PUBLISH)
 async def publish_weights(request: Request, head: TheHead, model: str, version: VersionQuery = None) -> Response:
     """Publish all weights of one model. Each worker applies all of them at its next batch boundary, or none."""
     return await _publish(request, head, _known(head, model), version)
 
 
-@router.put("/v1/weights", response_model=Update, **_PUBLISH)
+@router.put("/v1/weights", response_model=updates.Update, **_PUBLISH)
 async def publish_all_weights(request: Request, head: TheHead, version: VersionQuery = None) -> Response:
     """Publish several models atomically; name the tensors `model/name`."""
     return await _publish(request, head, ALL_MODELS, version)
@@ -130,19 +122,19 @@ async def get_weights(request: Request, head: TheHead, model: str, version: Vers
 
 
 @router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
-async def list_versions(head: TheHead, model: str) -> Versions:
+async def list_versions(head: TheHead, model: str) -> updates.Versions:
     """Retained versions, newest first."""
     entries = tuple(
-        VersionEntry(published_at=stored.published_at, author=stored.author, **stored.models[model].describe())
+        updates.VersionEntry(published_at=stored.published_at, author=stored.author, **stored.models[model].describe())
         for stored in head.store.history(_known(head, model))
     )
-    return Versions(model=model, versions=entries)
+    return updates.Versions(model=model, versions=entries)
 
 
 @router.post(
     "/v1/models/{model}:rollback",
     status_code=202,
-    response_model=Update,
+    response_model=updates.Update,
     **guarded(
         Role.WRITE,
         ProblemType.UNKNOWN_MODEL,
@@ -155,7 +147,7 @@ async def list_versions(head: TheHead, model: str) -> Versions:
         ProblemType.STORE_FAILED,
     ),
 )
-async def rollback_weights(request: Request, head: TheHead, model: str, body: Rollback) -> Response:
+async def rollback_weights(request: Request, head: TheHead, model: str, body: updates.Rollback) -> Response:
     """Publish a retained version again under a new version number."""
     head.refuse_while_closing()
     known = _known(head, model)
@@ -168,7 +160,7 @@ async def rollback_weights(request: Request, head: TheHead, model: str, body: Ro
 @router.get("/v1/updates/{update}", **guarded(Role.READ, ProblemType.UNKNOWN_UPDATE))
 async def get_update(
     head: TheHead, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
-) -> Update:
+) -> updates.Update:
     """Progress of a publish with receipts per worker. `wait`: seconds to wait for its end."""
     if (found := head.running.publisher.update(version_of(update))) is None:
         raise ApiError(ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}")
@@ -205,7 +197,7 @@ async def _publish(request: Request, head: Head, model: str, version: int | None
     return await _published(head, update, is_new=is_new, wait_s=wait_s)
 
 
-async def _published(head: Head, update: Update, *, is_new: bool = True, wait_s: float = 0.0) -> Response:
+async def _published(head: Head, update: updates.Update, *, is_new: bool = True, wait_s: float = 0.0) -> Response:
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":
         raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
@@ -220,11 +212,13 @@ def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:
     return min(float(match[1]), longest_s) if match else 0.0
 
 
-async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
+async def _after_wait(head: Head, update: updates.Update, wait_s: float) -> updates.Update:
     running = head.running
     if wait_s > 0:
         await running.updates.notifier.wait_for(
-            lambda: head.is_draining or head.is_closing or running.updates.state_of(update.version) in FINAL_STATES,
+            lambda: (
+                head.is_draining or head.is_closing or running.updates.state_of(update.version) in updates.FINAL_STATES
+            ),
             timeout_s=wait_s,
         )
     return running.publisher.update(update.version) or update

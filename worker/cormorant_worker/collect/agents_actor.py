@@ -23,8 +23,17 @@ from cormorant_worker.errors import ManifestError, PolicyLoadError
 from cormorant_worker.policy.actor import MAIN_MODEL, Acted, PolicyActor, PolicyModels, load_policy
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, leaf_spaces, leaves, put, with_leaves
-from cormorant_worker.weights import staged
 from cormorant_worker.weights.blob import read_file
+from cormorant_worker.weights.staged import (
+    INITIAL_VERSION,
+    RANDOM_VERSION,
+    PolicyVersion,
+    StagedWeights,
+    Weights,
+    specs_of_tensors,
+    tensors_of,
+    verify,
+)
 
 _NOT_DRAWN = -1
 """In place of the version that a row plays."""
@@ -122,9 +131,7 @@ class AgentsActor:
         self._random_leaves = [i for group in self._groups.values() if group.actor is None for i in group.acts]
         """Leaves of the action of groups whose actions are random."""
         self._is_random = len(self._random_leaves) == len(acts)
-        self.weights = staged.StagedWeights(
-            {name: m for models, _ in made.values() for name, m in models.modules.items()}
-        )
+        self.weights = StagedWeights({name: m for models, _ in made.values() for name, m in models.modules.items()})
         self._lay_out()
         self.playing: Callable[[], Sequence[Array]] = list
         """Returns the versions that rows play now, which are not forgotten."""
@@ -138,7 +145,7 @@ class AgentsActor:
         self.weights.on_offered = self._take
         if uri := policy.initial_weights:
             self.weights.load(read_file(uri, allow_nonfinite=policy.allow_nonfinite), where=f" in {uri}")
-        self._take(staged.INITIAL_VERSION, self.weights.current())  # to the device
+        self._take(INITIAL_VERSION, self.weights.current())  # to the device
 
     def _lay_out(self) -> None:
         outputs, states, initial, drawn = list[Leaf](), list[Leaf](), list[Array](), list[_Group]()
@@ -170,7 +177,7 @@ class AgentsActor:
         }
         return twin
 
-    def load(self, name: str, weights: staged.Weights, *, where: str) -> None:
+    def load(self, name: str, weights: Weights, *, where: str) -> None:
         """Let a group act with weights of its own from now on, also one that shares a model. It takes those of its
         model, or those that carry no model's name. Raises WeightsMismatch where they do not fit, with `where` in the
         message; the group is not changed.
@@ -178,9 +185,7 @@ class AgentsActor:
         group = self._groups[name]
         if group.actor is not None and group.actor.models.modules:
             own = weights.get(group.model) or weights.get(MAIN_MODEL, {})
-            staged.verify(
-                staged.specs_of_tensors({group.model: own}), self.weights.specs, only=group.model, where=where
-            )
+            verify(specs_of_tensors({group.model: own}), self.weights.specs, only=group.model, where=where)
             copied = {key: tensor.detach().to(self.device, copy=True) for key, tensor in own.items()}
             group.actor = self._at(group.actor, copied)
 
@@ -202,7 +207,7 @@ class AgentsActor:
         outputs, after = list[Array](), list(states)
         for group in self._groups.values():
             if group.actor is None:
-                outputs.append(np.full(rows, staged.RANDOM_VERSION))
+                outputs.append(np.full(rows, RANDOM_VERSION))
                 continue
             versions = self._choose(group, states, rows)
             acted = self._act(group, versions, tuple(obs[i] for i in group.sees), states[group.states], is_init)
@@ -211,12 +216,12 @@ class AgentsActor:
             after[group.states] = acted.states
             if group.drawn >= 0:
                 after[group.drawn] = versions
-        own = np.full(rows, staged.RANDOM_VERSION) if self._is_random else None
+        own = np.full(rows, RANDOM_VERSION) if self._is_random else None
         return Acted(tuple(actions[i] for i in range(len(actions))), tuple(outputs), tuple(after), own)
 
     def _choose(self, group: _Group, states: Arrays, rows: int) -> Array:
         """[R] the version that acts in each row."""
-        newest: int = self.weights.versions.get(group.model, staged.INITIAL_VERSION)
+        newest: int = self.weights.versions.get(group.model, INITIAL_VERSION)
         known = self._history.get(group.model, {})
         if (sample := group.policy.sample) is not None:
             versions = states[group.drawn].copy()
@@ -252,7 +257,7 @@ class AgentsActor:
     def _call(self, group: _Group, version: int, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         actor, n = group.actor, group.num_agents
         assert actor is not None
-        if version != self.weights.versions.get(group.model, staged.INITIAL_VERSION):
+        if version != self.weights.versions.get(group.model, INITIAL_VERSION):
             if version not in group.past:
                 group.past[version] = self._at(actor, self._history[group.model][version])
             actor = group.past[version]
@@ -270,14 +275,14 @@ class AgentsActor:
         """The actor with other weights, whose memory it takes."""
         (module,) = actor.models.modules.values()
         instead = dict[int, torch.Tensor]()
-        for name, own in staged.tensors_of(module).items():
+        for name, own in tensors_of(module).items():
             is_parameter = isinstance(own, torch.nn.Parameter)
             instead[id(own)] = torch.nn.Parameter(weights[name], requires_grad=False) if is_parameter else weights[name]
         return actor.twin(instead)
 
     # -- old versions ------------------------------------------------------------------------------------------
 
-    def _take(self, version: staged.PolicyVersion, weights: staged.Weights) -> None:
+    def _take(self, version: PolicyVersion, weights: Weights) -> None:
         """Keep offered weights, whose memory is the sender's, and of those that wait only what may still act: a worker
         that is paused records none. Called by the thread that offers, while nothing is applied.
         """

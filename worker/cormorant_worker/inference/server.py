@@ -22,16 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 import structlog
 
+from cormorant_worker.inference import connections
 from cormorant_worker.inference.address import Served
-from cormorant_worker.inference.connections import (
-    ConnectedWorker,
-    Greeting,
-    Header,
-    ListeningSocket,
-    MailboxLayout,
-    MailboxSlot,
-    Welcome,
-)
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
@@ -67,9 +59,9 @@ class Gathering:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    client: ConnectedWorker
-    slot: MailboxSlot
-    header: Header
+    client: connections.ConnectedWorker
+    slot: connections.MailboxSlot
+    header: connections.Header
     since_ns: int
 
 
@@ -86,7 +78,7 @@ class InferenceServer:
 
     def __init__(
         self,
-        listener: ListeningSocket,
+        listener: connections.ListeningSocket,
         build: Callable[[Space, Space, int], ServedPolicy],
         how: Gathering,
     ) -> None:
@@ -99,7 +91,7 @@ class InferenceServer:
         self._listener = listener
         listener.socket.setblocking(False)
         self._selector.register(listener.socket, _READ, listener)
-        self._clients: set[ConnectedWorker] = set()
+        self._clients: set[connections.ConnectedWorker] = set()
         self._waiting: deque[_Waiting] = deque()
         self._num_slots = 0
         """Requests that can wait at once."""
@@ -114,7 +106,7 @@ class InferenceServer:
         """Wait briefly for rows, and act when it is time. Returns whether a watched descriptor is readable."""
         is_told = False
         for key, events in self._selector.select(min(_TURN_S, max(0.0, self._due_s()))):
-            if isinstance(key.data, ConnectedWorker):
+            if isinstance(key.data, connections.ConnectedWorker):
                 self._serve(key.data, events)
             elif key.data is self._listener:
                 self._accept()
@@ -144,11 +136,11 @@ class InferenceServer:
                 log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
                 peer.close()
                 return
-            client = ConnectedWorker(peer, key)
+            client = connections.ConnectedWorker(peer, key)
             self._clients.add(client)
             self._selector.register(client.messages.socket, _READ, client)
 
-    def _serve(self, client: ConnectedWorker, events: int) -> None:
+    def _serve(self, client: connections.ConnectedWorker, events: int) -> None:
         try:
             if events & selectors.EVENT_WRITE:
                 client.messages.flush()
@@ -170,13 +162,13 @@ class InferenceServer:
             return
         self._meet(client, greeting)
 
-    def _watch_unsent(self, client: ConnectedWorker) -> None:
+    def _watch_unsent(self, client: connections.ConnectedWorker) -> None:
         # What a worker does not read at once is sent when it reads more.
         events = _READ | selectors.EVENT_WRITE if client.messages.has_unsent else _READ
         if self._selector.get_key(client.messages.socket).events != events:
             self._selector.modify(client.messages.socket, events, client)
 
-    def _meet(self, client: ConnectedWorker, greeting: Greeting) -> None:
+    def _meet(self, client: connections.ConnectedWorker, greeting: connections.Greeting) -> None:
         if self.policy is None:
             self.policy = self._build(greeting.observation_space, greeting.action_space, greeting.rows)
         policy = self.policy
@@ -189,11 +181,11 @@ class InferenceServer:
                 "not differ between workers"
             )
             with suppress(OSError):  # it is gone, too
-                client.messages.send(Welcome(refusal=refusal))
+                client.messages.send(connections.Welcome(refusal=refusal))
             self._drop(client)
             return
         actor = policy.actor
-        layout = MailboxLayout(
+        layout = connections.MailboxLayout(
             rows=greeting.rows,
             num_slots=greeting.num_slots,
             observation=leaves(policy.observation_space, ("observation",)),
@@ -204,14 +196,14 @@ class InferenceServer:
         memory = SharedMemory.create(layout.size_bytes)
         client.open(layout.slots(ArrayCursor(memory.buffer)), lambda slot: slot.request)
         self._num_slots += len(client.slots)
-        welcome = Welcome(layout=layout, initial_states=actor.initial_states, specs=policy.weights.specs)
+        welcome = connections.Welcome(layout=layout, initial_states=actor.initial_states, specs=policy.weights.specs)
         with suppress(OSError):  # its end shows at the next turn
             # Each node has a mailbox of its own.
             client.messages.send(welcome, *([] if client.key else [memory.descriptor]))
             self._watch_unsent(client)
         memory.close()
 
-    def _drop(self, client: ConnectedWorker, reason: str = "") -> None:
+    def _drop(self, client: connections.ConnectedWorker, reason: str = "") -> None:
         if not client.is_known:
             log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
