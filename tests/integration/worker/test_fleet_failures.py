@@ -105,7 +105,8 @@ def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
 
 def test_environments_that_can_never_step_end_the_fleet_at_once() -> None:
     job = make_job(num_envs=2, failures=[{"step": 1, "words": "no display"}])
-    with reading(job, workers=1) as (fleet, reader):
+    with reading(job, workers=1, starts_paused=True) as (fleet, reader):
+        fleet.resume()  # a fleet that opens while its worker fails raises there
         with pytest.raises(WorkerFailed, match=r"raised ValueError: no display.*without completing a step") as caught:
             reader.next_batch(timeout=60)
         assert "\n" not in str(caught.value)
