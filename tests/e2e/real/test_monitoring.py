@@ -15,6 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,10 @@ MANIFEST = small_job(
 
 
 class Learner(Repeated):
-    """Takes batches and publishes weights, on a connection of its own. A port-forward ends with its pod."""
+    """Takes batches and publishes weights, on its own connection. A port-forward ends with its pod, at any byte."""
 
     def __init__(self, job: Job) -> None:
-        super().__init__(self._learn, every_s=0.5, unless=(OSError, AssertionError))
+        super().__init__(self._learn, every_s=0.5, unless=(OSError, HTTPException, AssertionError))
         self._job = Job(job.namespace, job.name)
 
     def _learn(self) -> None:
