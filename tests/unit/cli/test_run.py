@@ -97,14 +97,14 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
-    nobody = "waiting for a learner: no consumer has asked for batches yet"
+    no_consumer = "waiting for a learner: no consumer has asked for batches yet"
     later = [f"waiting for a learner: the last one asked for batches {s} s ago" for s in (9, 12)]
-    for waits_for in (nobody, nobody, "", *later, nobody):
+    for waits_for in (no_consumer, no_consumer, "", *later, no_consumer):
         show(display, waits_for)
     lines = capsys.readouterr().out.splitlines()
     amount = "(50,000 of 200,000 frames (25%))"
     assert lines.pop(1).startswith("50,000 of 200,000 frames (25%), 8,123 frames/s")
-    assert lines == [f"{nobody} {amount}", f"{later[0]} {amount}", f"{nobody} {amount}"]
+    assert lines == [f"{no_consumer} {amount}", f"{later[0]} {amount}", f"{no_consumer} {amount}"]
 
 
 def test_warning_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
