@@ -148,14 +148,14 @@ class FleetStats:
     @property
     def metric_means(self) -> dict[str, float | None]:
         """Means of the manifest's metrics by name, ignoring NaN; None: no values."""
-        means = _means(self.recent)
-        return {name: mean for (name, task), mean in means.items() if not task and name not in ("return", "length")}
+        own = {key: v for key, v in self.recent.items() if not key[1] and key[0] not in ("return", "length")}
+        return {name: mean for (name, _), mean in _means(own).items()}
 
     @property
     def task_metric_means(self) -> dict[tuple[str, str], float | None]:
         """The same by name and variant, with return and length; without variants, `metric_means` under an empty one."""
-        by_task = {key: mean for key, mean in _means(self.recent).items() if key[1]}
-        return by_task or {(name, ""): mean for name, mean in self.metric_means.items()}
+        by_task = {key: values for key, values in self.recent.items() if key[1]}
+        return _means(by_task) or {(name, ""): mean for name, mean in self.metric_means.items()}
 
 
 def _means(recent: Mapping[tuple[str, str], tuple[float, ...]]) -> dict[tuple[str, str], float | None]:
