@@ -88,11 +88,11 @@ class Dice:
             }
         )
 
-    def fill(self, lengths=None, *, version=None):
+    def fill(self, lengths=None):
         """A sealed block whose columns have these lengths, all full by default. Padding holds rubbish."""
         block, layout = self.block, self.layout
         lengths = [layout.num_rows] * layout.num_envs if lengths is None else lengths
-        self.version = self.version + 1 if version is None else version
+        self.version += 1
         block.begin(max(lengths))
         for array in (*block.observation, *block.states, *block.action, block.reward, block.traj_ids):
             array[...] = 1

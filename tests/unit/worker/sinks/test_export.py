@@ -130,43 +130,28 @@ def test_minari_reads_keys_that_hdf5_would_take_for_paths_and_integers(make_dice
         np.testing.assert_array_equal(episode.observations[name], wanted)
 
 
+@pytest.mark.parametrize("to", ["parquet", "huggingface"])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_parquet_has_every_value(make_dice, stored, tmp_path, case):
+def test_tables_have_every_value(make_dice, stored, tmp_path, case, to):
     dice = make_dice(**case)
     dataset = stored(dice, parts=("cpu-0-0",))
-    done = export(dataset.uri, tmp_path / "out", to="parquet")
-    table = pq.read_table(done.path)
-    assert table.num_rows == dice.frames == done.frames
-    start = 0
-    for frames in iter_frames(dataset):
-        rows = table.slice(start, len(frames))
-        start += len(frames)
-        for name, values in (("reward", frames.reward), ("traj_id", frames.traj_id), ("terminated", frames.terminated)):
-            assert rows[name].to_pylist() == values.tolist()
-        kinds = ((dice.layout.observation, frames.observation), (dice.layout.action, frames.action))
-        for leaves, arrays in (*kinds, (dice.layout.states, frames.states)):
-            for leaf, values in zip(leaves, arrays, strict=True):
-                assert rows[".".join(leaf.key)].to_pylist() == flat(values)
-        for leaf, values in zip(dice.layout.observation, frames.next_values, strict=False):
-            following = rows["next." + ".".join(leaf.key)].to_pylist()
-            assert [row for row, value in enumerate(following) if value is not None] == frames.next_rows.tolist()
-            assert [value for value in following if value is not None] == flat(values)
-
-
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_hugging_face_datasets_reads_every_value(make_dice, stored, tmp_path, case):
-    datasets = pytest.importorskip("datasets")
-    dice = make_dice(**case)
-    dataset = stored(dice, parts=("cpu-0-0",))
-    done = export(dataset.uri, tmp_path / "out", to="huggingface")
-    read = datasets.load_dataset(str(done.path), split="train", cache_dir=str(tmp_path / "cache")).with_format("numpy")
-    assert len(read) == dice.frames == done.frames
-    for traj_id, frames in by_id(dataset).items():
-        rows = read.select(np.flatnonzero(read["traj_id"][:] == traj_id))
-        np.testing.assert_array_equal(rows["step"][:], np.arange(len(frames)))
-        leaves = zip(dice.layout.observation + dice.layout.action, frames.observation + frames.action, strict=True)
-        for leaf, values in leaves:
-            np.testing.assert_array_equal(np.stack(rows[".".join(leaf.key)][:]), values)
+    done = export(dataset.uri, tmp_path / "out", to=to)
+    if to == "parquet":
+        read = pq.read_table(done.path).to_pydict()
+    else:
+        datasets = pytest.importorskip("datasets")
+        read = datasets.load_dataset(str(done.path), split="train", cache_dir=str(tmp_path / "cache")).to_dict()
+    listed = flat if to == "parquet" else np.ndarray.tolist
+    found = list(iter_frames(dataset))
+    assert len(read["reward"]) == dice.frames == done.frames
+    for name, values in columns_of(dice, found).items():
+        assert read[name] == listed(values)
+    for place, leaf in enumerate(dice.layout.observation):
+        following = []
+        for frames in found:
+            stored_as = dict(zip(frames.next_rows.tolist(), listed(frames.next_values[place]), strict=True))
+            following += map(stored_as.get, range(len(frames)))
+        assert read["next." + ".".join(leaf.key)] == following
 
 
 @pytest.mark.parametrize("file_bytes", [1 << 20, 1], ids=["one file", "many files"])
@@ -189,18 +174,11 @@ def test_lerobot_files_have_every_value(make_dice, stored, tmp_path, monkeypatch
         rows = table.filter(pc.field("episode_index") == episode["episode_index"])
         assert rows["index"].to_pylist() == list(range(episode["dataset_from_index"], episode["dataset_to_index"]))
         assert rows["timestamp"].to_pylist() == pytest.approx([n / 20 for n in range(len(frames))])
-        assert rows["next.reward"].to_pylist() == frames.reward.tolist()
         assert rows["next.done"].to_pylist() == (frames.terminated | frames.truncated).tolist()
-        names = {"observation": "observation.image" if case["observation"] == "image" else "observation.state"}
-        for leaf, values in zip(dice.layout.observation, frames.observation, strict=True):
-            name = ".".join(leaf.key)
-            assert rows[names.get(name, name)].to_pylist() == values.tolist()
-            assert info["features"][names.get(name, name)]["shape"] == list(leaf.shape or (1,))
-        for leaf, values in zip(dice.layout.action, frames.action, strict=True):
+        for name, values in lerobot_columns(dice, frames).items():
             # LeRobot reads the shape [1] as a value, and refuses lists of one.
-            stored_as = values[:, 0] if leaf.shape == (1,) else values
-            assert rows[".".join(leaf.key)].to_pylist() == stored_as.tolist()
-            assert info["features"][".".join(leaf.key)]["shape"] == list(leaf.shape or (1,))
+            assert rows[name].to_pylist() == (values[:, 0] if values.shape[1:] == (1,) else values).tolist()
+            assert info["features"][name]["shape"] == list(values.shape[1:] or (1,))
     every = np.concatenate([frames.reward for frames in trajectories]).astype(np.float64)
     told = json.loads((done.path / "meta" / "stats.json").read_text())["next.reward"]
     assert [told[name][0] for name in ("min", "max", "mean", "std")] == pytest.approx(
@@ -237,16 +215,8 @@ def test_lerobot_itself_reads_every_value(make_dice, stored, tmp_path, case):
     )
     assert ran.returncode == 0, ran.stderr
     read = np.load(tmp_path / "read.npz")
-    trajectories = list(dataset.iter_trajectories())
-    name = "observation.image" if case["observation"] == "image" else "observation.state"
-    for place, leaf in enumerate(dice.layout.observation):
-        key = name if leaf.key == ("observation",) else ".".join(leaf.key)
-        np.testing.assert_array_equal(read[key], np.concatenate([s.observation[place] for s in trajectories]))
-    for place, leaf in enumerate(dice.layout.action):
-        wanted = np.concatenate([s.action[place] for s in trajectories])
-        np.testing.assert_array_equal(read[".".join(leaf.key)].reshape(wanted.shape), wanted)
-    np.testing.assert_array_equal(read["next.reward"], np.concatenate([s.reward for s in trajectories]))
-    np.testing.assert_array_equal(read["traj_id"], np.concatenate([s.traj_id for s in trajectories]))
+    for name, wanted in lerobot_columns(dice, *dataset.iter_trajectories()).items():
+        np.testing.assert_array_equal(read[name].reshape(wanted.shape), wanted)
 
 
 def test_lerobot_loses_no_output_to_a_feature_of_its_own(make_dice, stored, tmp_path):
@@ -278,6 +248,23 @@ def test_an_export_overwrites_nothing_and_needs_frames(make_dice, stored, tmp_pa
 
 def by_id(dataset):
     return {int(frames.traj_id[0]): frames for frames in dataset.iter_trajectories()}
+
+
+def columns_of(dice, found):
+    """Values of all these frames by the name of their column."""
+    values = {}
+    for kind in ("observation", "action", "states"):
+        for place, leaf in enumerate(getattr(dice.layout, kind)):
+            values[".".join(leaf.key)] = [getattr(frames, kind)[place] for frames in found]
+    values |= {name: [getattr(frames, name) for frames in found] for name in ("reward", "traj_id", "terminated")}
+    return {name: np.concatenate(parts) for name, parts in values.items()}
+
+
+def lerobot_columns(dice, *found):
+    """The same by LeRobot's names."""
+    observation = "observation.image" if len(dice.layout.observation[0].shape) > 1 else "observation.state"
+    names = {"observation": observation, "reward": "next.reward", "terminated": "next.terminated"}
+    return {names.get(name, name): values for name, values in columns_of(dice, found).items()}
 
 
 def flat(values):

@@ -185,18 +185,6 @@ def test_a_manifest_that_lies_is_found(make_dice, stored, tmp_path, change, word
     assert any(words in problem for problem in verify(dataset.uri).problems)
 
 
-def test_a_trajectory_that_does_not_go_on_is_found(make_dice, stored, tmp_path):
-    dataset = stored(make_dice(end_odds=0.0), parts=("cpu-0-0",))
-    part = tmp_path / "dataset" / "cpu-0-0"
-    first, _, last = (part / "manifest.jsonl").read_text().splitlines()
-    (part / "frames-000001.arrow").unlink()
-    (part / "frames-000002.arrow").rename(part / "frames-000001.arrow")
-    last = _with(last, shard="frames-000001.arrow", first_frame=12, last_frame=23)
-    (part / "manifest.jsonl").write_text(f"{first}\n{last}\n")
-    problems = verify(dataset.uri).problems
-    assert "batch 0: environment 0: step 8 of trajectory 0 follows step 3 of 0" in problems[0]
-
-
 def test_a_shard_of_another_dataset_is_one_problem(make_dice, stored, tmp_path):
     dataset = stored(make_dice(end_odds=0.0), parts=("cpu-0-0",))
     stored(make_dice(action="box"), uri=tmp_path / "other", parts=("cpu-0-0",))
@@ -229,17 +217,17 @@ def test_memory_for_a_part_grows_with_its_trajectories(make_dice, stored, monkey
     assert compared[0].tolist() == [[trajectory, 0, 11, 0] for trajectory in range(3)]
 
 
-def test_rows_that_come_again_in_one_part_are_found(make_dice, stored):
+def test_steps_that_do_not_go_on_are_found(make_dice, stored):
     dice = make_dice(end_odds=0.0)
     dataset = stored(dice, parts=())
     with dataset.writer("cpu-0-0", dice.layout) as writer:
-        writer.append(dice.fill())
-        writer.append(dice.fill())
-        writer.go_on(np.array([0, 1, 2]), np.array([6, 6, 6]))  # an environment that went back two steps
-        writer.append(dice.fill())
-    problems = verify(dataset.uri).problems
-    assert "step 6 of trajectory 0 follows step 7 of 0" in problems[0]
-    assert "6 rows of 3 trajectories appear twice: step 6 of trajectory 0" in problems[-1]
+        for step in (0, 4, 6, 14):  # environments go back two steps, and later leave out four
+            writer.go_on(np.arange(3), np.full(3, step))
+            writer.append(dice.fill())
+    again, left_out, twice = verify(dataset.uri).problems
+    assert "step 6 of trajectory 0 follows step 7 of 0" in again
+    assert "step 14 of trajectory 0 follows step 9 of 0" in left_out
+    assert "6 rows of 3 trajectories appear twice: step 6 of trajectory 0" in twice
 
 
 def _with(line, **changes):
