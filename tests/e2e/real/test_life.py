@@ -1,27 +1,42 @@
-"""The life of one job whose code comes from a ConfigMap: its tests follow each other, and share its pods."""
+"""The life of one job that the command line submits with its code, and reaches through the API server: its tests
+follow each other, and share its pods.
+"""
 
 import json
+import pickle
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
 import pytest
+import torch
+import yaml
+from safetensors.torch import load_file, save_file
 
+import cormorant
+from cormorant.errors import BadAddress
+from cormorant.policies import mlp
 from cormorant_client.delivery import decode
 from cormorant_testing.real_cluster import Installation
-from cormorant_testing.real_job import OURS, Job, note, running, small_job
+from cormorant_testing.real_job import OURS, Job, deleted_afterwards, note, small_job
 
 TOTAL, FRAMES = 40_000, 400
-CODE = """
+HIDDEN = [1024, 1024]
+CODE = f"""
 import gymnasium
+from cormorant.policies import mlp
 
 def make():
     return gymnasium.wrappers.TransformReward(gymnasium.make("CartPole-v1"), lambda reward: 7.0)
+
+def policy(observation_space, action_space):
+    return mlp(observation_space, action_space, hidden={HIDDEN})
 """
 MANIFEST = small_job(
     "marked",
-    {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
-    policy="cormorant.policies:mlp",
-    code={"configMap": "my-code"},
+    {"gymnasium": {"entrypoint": "my_pkg:make", "vectorization": "subprocess", "numEnvs": 4}},
+    policy="my_pkg:policy",
     collection={"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
     output={"queue": {"capacityBatches": 4}},
     runPolicy={"drainSeconds": 60},
@@ -47,9 +62,11 @@ class Learner:
 
 @pytest.fixture(scope="module")
 def job(installed: Installation) -> Iterator[Job]:
-    namespace = installed.jobs
-    namespace.apply_files("my-code", {"my_env.py": CODE})
-    with running(namespace, MANIFEST) as job:
+    package = installed.folder / "code" / "my_pkg"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(CODE)
+    (installed.folder / "marked.yaml").write_text(yaml.safe_dump(MANIFEST))
+    with deleted_afterwards(installed.jobs, "marked") as job:
         yield job
 
 
@@ -58,13 +75,14 @@ def learner(job: Job) -> Learner:
     return Learner(job)
 
 
-def test_config_map_code_runs_under_the_restricted_level(job: Job, learner: Learner) -> None:
+def test_submitted_code_runs_under_the_restricted_level(job: Job, learner: Learner, installed: Installation) -> None:
+    installed.shell("cormorant submit marked.yaml --code code")
     began = time.monotonic()
-    ready_s = job.until_ready()
     learner.step()
-    first_s = time.monotonic() - began
+    note(f"submitted to the first batch: {time.monotonic() - began:.1f} s")
+    job.until_ready()
     job.until(lambda: job.frames() > 0, what="the status counts frames")
-    note(f"applied to ready: {ready_s:.1f} s, to the first batch: {first_s:.1f} s")
+    assert installed.shell("cormorant status marked").startswith("marked: Running\n")
     label = job.namespace("get", "namespace", job.namespace.name, "-o", "jsonpath={.metadata.labels}")
     assert json.loads(label)["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -76,6 +94,40 @@ def test_healthy_start_gives_no_warnings(job: Job) -> None:
 
 def test_full_queue_is_no_stall(job: Job) -> None:
     job.until(lambda: job.condition("Progressing") == "True/WaitingForConsumer", what="workers wait for a learner")
+
+
+def test_weights_go_out_and_come_back(job: Job, installed: Installation) -> None:
+    with cormorant.connect(job.name, namespace=job.namespace.name) as fleet:
+        sent = mlp(*fleet.spaces, hidden=HIDDEN).state_dict()
+    file, back = installed.folder / "sent.safetensors", installed.folder / "back.safetensors"
+    save_file(sent, file)
+    assert file.stat().st_size > 4_000_000  # many pieces of a forwarded connection
+    pushed = installed.shell(f"cormorant weights push {file} marked --wait 60")
+    assert pushed.startswith("version 1: applied, 1 of 1 workers")
+    installed.shell(f"cormorant weights pull {back} marked")
+    torch.testing.assert_close(load_file(back), dict(sent), rtol=0, atol=0)
+    assert "version 1" in installed.shell("cormorant weights list marked")
+
+
+def test_a_script_reads_and_trains_the_job_by_its_name(job: Job, learner: Learner) -> None:
+    """`cormorant.connect("marked")`: what two processes read, and weights, go through the API server."""
+    with cormorant.connect(job.name, namespace=job.namespace.name) as fleet:
+        receipt = fleet.publish(mlp(*fleet.spaces, hidden=HIDDEN), wait=60)
+        assert receipt.applied == ("cpu-0",)
+        assert fleet.version == receipt.version == fleet.stats().version
+        with fleet.batches(frames=3 * FRAMES) as batches:
+            learner.frames += sum(batch.numel() for batch in batches)
+        (shard,) = pickle.loads(pickle.dumps(fleet.streaming_split(1)))
+        read_one = "with pickle.load(sys.stdin.buffer).iter_batches() as batches: print(next(batches).numel())"
+        command = [sys.executable, "-c", f"import pickle, sys\n{read_one}"]
+        said = subprocess.run(command, input=pickle.dumps(shard), capture_output=True, check=True).stdout
+        assert int(said) == FRAMES
+        learner.frames += FRAMES
+        assert job.ask("/v1/status").json["frames"]["settled"] == learner.frames
+        with fleet.pause(wait=60):
+            assert fleet.stats().is_paused
+    with pytest.raises(BadAddress, match="nobody"):
+        cormorant.connect("nobody", namespace=job.namespace.name)
 
 
 def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
