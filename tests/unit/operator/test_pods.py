@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from cormorant_contract.children import CODE_FOLDER, JOB_UID, RESTARTS
+from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
 from cormorant_operator.names import Manifest
 from cormorant_operator.pods import NodeFact, Pod, read_node, read_pod, read_termination_message
@@ -213,13 +214,14 @@ def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, An
 def test_head_understands_its_command() -> None:
     from cormorant_api.__main__ import _parser
 
-    pod = head()
+    pod, job = head(), make_job()
     command = main_container(pod)["command"]
     assert command[:5] == ["python", "-m", "cormorant_worker.supervisor", "head", "--"]
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
     assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
     assert (given.ray_slot_resources, given.host) == (True, "0.0.0.0")
     assert command[command.index("--job") + 1] == "/etc/cormorant/job/job.yaml"
+    assert parse_job(json.loads(children.config_map(job)["data"]["job.yaml"])).spec == job.spec
     secret = next(v for v in pod["spec"]["volumes"] if v["name"] == "tokens")["secret"]
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
@@ -246,29 +248,24 @@ def test_code_of_a_config_map_is_on_the_path() -> None:
         assert "PYTHONPATH" not in {variable["name"] for variable in main_container(pod)["env"]}
 
 
-def test_code_of_an_image_is_mounted_where_the_cluster_can() -> None:
-    defaults = OperatorDefaults(has_image_volumes=True)
-    pod = worker(defaults=defaults, spec={"code": {"image": "example/my-code:1"}})
-    source = {"reference": "example/my-code:1", "pullPolicy": "IfNotPresent"}
-    assert pod["spec"]["volumes"][-1] == {"name": "code", "image": source}
-    assert main_container(pod)["volumeMounts"][-1] == {"name": "code", "mountPath": CODE_FOLDER, "readOnly": True}
-    path = "/etc/cormorant/code/code:/etc/cormorant/code/code/packages.zip"
-    assert {"name": "PYTHONPATH", "value": path} in main_container(pod)["env"]
-    assert "initContainers" not in pod["spec"]
-
-
-def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> None:
-    for pod in both(code={"image": "example/my-code:1"}):
+@pytest.mark.parametrize("is_mounted", [True, False])
+def test_code_of_an_image_is_mounted_or_copied_where_the_cluster_cannot(is_mounted: bool) -> None:
+    image, folder = "example/my-code:1", CODE_FOLDER
+    for pod in both(defaults=OperatorDefaults(has_image_volumes=is_mounted), code={"image": image}):
+        ours, volume = main_container(pod), pod["spec"]["volumes"][-1]
+        assert ours["volumeMounts"][-1] == {"name": "code", "mountPath": folder, "readOnly": True}
+        path = f"{folder}/code" if is_mounted else folder
+        assert {"name": "PYTHONPATH", "value": f"{path}:{path}/packages.zip"} in ours["env"]
+        if is_mounted:
+            assert volume == {"name": "code", "image": {"reference": image, "pullPolicy": "IfNotPresent"}}
+            assert "initContainers" not in pod["spec"]
+            continue
+        assert volume == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
         (copy,) = pod["spec"]["initContainers"]
-        assert (copy["image"], copy["command"]) == ("example/my-code:1", ["cp", "-R", "/code/.", "/etc/cormorant/code"])
-        assert copy["volumeMounts"] == [{"name": "code", "mountPath": "/etc/cormorant/code"}]
-        ours = main_container(pod)
-        assert copy["securityContext"] == ours["securityContext"]
-        assert copy["resources"] == ours["resources"], "a quota counts the larger of the two"
-        assert ours["volumeMounts"][-1] == {"name": "code", "mountPath": "/etc/cormorant/code", "readOnly": True}
-        path = "/etc/cormorant/code:/etc/cormorant/code/packages.zip"
-        assert {"name": "PYTHONPATH", "value": path} in ours["env"]
-        assert pod["spec"]["volumes"][-1] == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
+        assert (copy["image"], copy["command"]) == (image, ["cp", "-R", "/code/.", folder])
+        assert copy["volumeMounts"] == [{"name": "code", "mountPath": folder}]
+        # A quota counts the larger of the two resources.
+        assert [copy[key] == ours[key] for key in ("securityContext", "resources")] == [True, True]
 
 
 def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
@@ -338,22 +335,20 @@ def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
 @pytest.mark.parametrize(
     ("base", "overlay", "merged"),
     [
-        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
-        ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
-        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "y"}]}, {"a": [{"name": "x", "v": 1}, {"name": "y"}]}),
-        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
+        ({"a": 1, "b": {"c": 1, "d": 2}}, {"e": 2, "b": {"c": None}}, {"a": 1, "b": {"d": 2}, "e": 2}),
+        ([{"name": "x", "v": 1}], [{"name": "x", "v": 2}, {"name": "y"}], [{"name": "x", "v": 2}, {"name": "y"}]),
         (
-            {"a": [{"name": "v", "mountPath": "/1"}]},
-            {"a": [{"name": "v", "mountPath": "/2"}]},
-            {"a": [{"name": "v", "mountPath": "/1"}, {"name": "v", "mountPath": "/2"}]},
+            [{"name": "v", "mountPath": "/1"}],
+            [{"name": "v", "mountPath": "/2"}],
+            [{"name": "v", "mountPath": "/1"}, {"name": "v", "mountPath": "/2"}],
         ),
-        ({"a": ["x"]}, {"a": ["y"]}, {"a": ["y"]}),
-        ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+        (["x"], ["y"], ["y"]),
+        (1, {"b": 1}, {"b": 1}),
     ],
 )
-def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[str, Any]) -> None:
+def test_overlays(base: Any, overlay: Any, merged: Any) -> None:
     before = json.dumps(base)
-    assert merge(base, overlay) == merged
+    assert merge({"a": base}, {"a": overlay}) == {"a": merged}
     assert json.dumps(base) == before
 
 
@@ -380,31 +375,20 @@ def test_what_is_no_template_is_left_to_the_api_server(template: dict[str, Any])
     assert make_job(workerGroups=[{"name": "cpu", "template": template}]).templates.quota
 
 
-def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
+def test_tokens_differ_by_job_and_role_and_the_head_reads_its_own(tmp_path: Any) -> None:
+    from cormorant_api.http.tokens import HeadTokens, Role
+
     tokens = [token(b"k" * 32, uid=uid, role=role) for uid in "aab" for role in ("read", "write", "operator", "ray")]
     assert tokens[:4] == tokens[4:8]
     assert len(set(tokens)) == 8
-
-
-def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
-    from cormorant_api.http.tokens import HeadTokens, Role
-
-    secret = children.secret(make_job(), b"k" * 32)
-    assert set(secret["stringData"]) == {"read", "write", "operator", "ray", "tokens.json"}
-    assert len(base64.urlsafe_b64decode(secret["stringData"]["ray"] + "=")) == 32
+    secret = children.secret(make_job(), b"k" * 32)["stringData"]
+    assert set(secret) == {"read", "write", "operator", "ray", "tokens.json"}
+    assert len(base64.urlsafe_b64decode(secret["ray"] + "=")) == 32
     path = tmp_path / "tokens.json"
-    path.write_text(secret["stringData"]["tokens.json"])
+    path.write_text(secret["tokens.json"])
     path.chmod(0o440)
-    token = secret["stringData"]["operator"]
-    assert HeadTokens(path).demand(Role.OPERATOR, f"Bearer {token}", what="a drain") is Role.OPERATOR
-
-
-def test_config_map_is_the_manifest() -> None:
-    from cormorant_contract.parsing import parse_job
-
-    job = make_job()
-    text = children.config_map(job)["data"]["job.yaml"]
-    assert parse_job(json.loads(text)).spec == job.spec
+    given = f"Bearer {secret['operator']}"
+    assert HeadTokens(path).demand(Role.OPERATOR, given, what="a drain") is Role.OPERATOR
 
 
 def seen(pod: Manifest, **status: Any) -> Pod:
@@ -447,19 +431,14 @@ def test_pod_that_its_kubelet_refused_did_not_fail(reason: str) -> None:
     assert (ran.is_rejected, ran.is_failure) == (False, True)
 
 
-def test_count_of_thousands_of_digits_is_none() -> None:
-    raw = worker()
-    raw["metadata"]["annotations"] |= {names.FAILURES: "9" * 5000, RESTARTS: "7"}
-    pod = seen(raw, phase="Running")
-    assert (pod.failures, pod.restarts) == (0, 7)
-
-
 def test_long_last_words_are_read_before_they_are_cut() -> None:
     words = json.dumps({"frames": 123456, "reason": "x" * 3000 + " the end"})
-    pod = seen(
-        head(), phase="Failed", containerStatuses=[container("head", terminated={"exitCode": 1, "message": words})]
-    )
+    raw = head()
+    raw["metadata"]["annotations"] |= {names.FAILURES: "9" * 5000, RESTARTS: "7"}
+    ended = container("head", terminated={"exitCode": 1, "message": words})
+    pod = seen(raw, phase="Failed", containerStatuses=[ended])
     assert (pod.settled_frames, len(pod.message), pod.message[-7:]) == (123456, 1024, "the end")
+    assert (pod.failures, pod.restarts) == (0, 7), "no count has thousands of digits"
 
 
 @pytest.mark.parametrize(

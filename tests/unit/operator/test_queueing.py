@@ -55,8 +55,11 @@ def test_no_pod_before_kueue_admits() -> None:
     metadata = world.kueue.raw["metadata"]
     assert metadata["labels"]["kueue.x-k8s.io/job-uid"] == world.job.uid
     assert [owner["kind"] for owner in metadata["ownerReferences"]] == ["CollectorJob"]
-    # It may wait for days.
+    # It may wait for days, and follows the manifest.
     world.wait(10 * 86_400)
+    world.apply(replicas=5)
+    world.then.enqueue("other")
+    assert (pod_sets(world)["cpu"], world.kueue.raw["spec"]["queueName"]) == ((5, None), "other")
     assert world.condition("Failed") == ""
 
 
@@ -186,19 +189,14 @@ def test_suspend_and_a_removed_label_leave_the_queue() -> None:
     assert (world.kueue.raw, world.condition("Suspended")) == (None, "True/Suspended")
     world.apply(suspend=False, replicas=3)
     assert pod_sets(world) == {"head": (1, None), "cpu": (3, None)}
-    world.enqueue("")
+    world.kueue.admit(world.now)
     world.run()
-    assert (world.kueue.raw, len(world.live())) == (None, 3)
-
-
-def test_job_that_left_the_queue_survives_a_restart_of_the_operator() -> None:
-    world = admitted()
+    # The next operator finds its Workload still there, and does not know the flavors in it.
     world.enqueue("")
     world.restart_operator()
-    # Its Workload is still there, and the flavors in it are not known any more.
     world.evict(world.live()[0].name)
     world.run()
-    assert (world.kueue.raw, world.slots()) == (None, ["cpu-0", "cpu-1"])
+    assert (world.kueue.raw, world.slots()) == (None, ["cpu-0", "cpu-1", "cpu-2"])
 
 
 def test_elastic_group_starts_with_fewer_and_never_exceeds_what_is_admitted() -> None:
@@ -209,6 +207,11 @@ def test_elastic_group_starts_with_fewer_and_never_exceeds_what_is_admitted() ->
     world.edit(replicas=6)
     world.run()
     assert (len(world.live()), world.job.status.workers) == (2, "2/2")
+    # An autoscaled one asks for its maximum, and keeps it.
+    group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}
+    world = admitted(replicas=2, workerGroups=[group])
+    assert (pod_sets(world)["cpu"], len(world.live())) == ((5, 1), 2)
+    assert world.kueue.status.get("reclaimablePods") is None
 
 
 def test_workers_that_the_user_takes_away_are_reclaimed() -> None:
@@ -225,13 +228,6 @@ def test_workers_that_the_user_takes_away_are_reclaimed() -> None:
     assert world.message("Scheduled").startswith("Kueue admitted 1 of 3 workers of group cpu; ")
 
 
-def test_autoscaled_group_asks_for_its_maximum() -> None:
-    group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}
-    world = admitted(replicas=2, workerGroups=[group])
-    assert (pod_sets(world)["cpu"], len(world.live())) == ((5, 1), 2)
-    assert world.kueue.status.get("reclaimablePods") is None
-
-
 def test_other_resources_wait_for_another_admission() -> None:
     world = admitted()
     pods = set(world.pods)
@@ -243,14 +239,6 @@ def test_other_resources_wait_for_another_admission() -> None:
     # Another image is no other resource.
     world.apply(workerGroups=[{"name": "cpu"}], image="example/cormorant:2")
     assert len(world.live()) == 2
-
-
-def test_pending_workload_follows_the_manifest() -> None:
-    world = waiting()
-    world.apply(replicas=5)
-    assert pod_sets(world)["cpu"] == (5, None)
-    world.then.enqueue("other")
-    assert world.kueue.raw["spec"]["queueName"] == "other"
 
 
 def test_priority_class_becomes_a_priority() -> None:
@@ -324,6 +312,8 @@ def test_head_and_fewest_workers_start_together_and_later_pods_alone() -> None:
     world.vanish(world.live()[0].name)
     world.apply(replicas=4)
     assert (gangs(world), pod_groups(world)) == ([""] * 3, [name])
+    world.then.enqueue("team")
+    assert pod_groups(world) == [], "the queue replaces it"
 
 
 @pytest.mark.parametrize("has_lost", [False, True])
@@ -410,19 +400,9 @@ def test_priority_class_of_all_pods_is_the_group_s() -> None:
     assert after != before
 
 
-def test_queue_replaces_the_gang() -> None:
-    world = made()
-    world.run()
-    world.then.enqueue("team")
-    assert pod_groups(world) == []
-
-
 def test_without_the_permission_for_pod_groups_pods_name_none() -> None:
+    (name,) = pod_groups(made())
     world = World(defaults=SERVED, workerGroups=OF_TWO)
-    for _ in range(5):
-        plan = world.plan()
-        for action in plan.actions:
-            if not (isinstance(action, ApplyChild) and action.manifest["kind"] == "PodGroup"):
-                world.do(action)
-        world.write(plan)
-    assert gangs(world) == [""] * 3
+    world.api.refused[f"APPLY {name}"] = 403
+    world.settle()
+    assert (gangs(world), pod_groups(world)) == ([""] * 3, [])

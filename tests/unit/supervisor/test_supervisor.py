@@ -1,5 +1,6 @@
 """What the supervisor decides, without Ray."""
 
+import json
 import select
 import socket
 import subprocess
@@ -32,19 +33,17 @@ WORKER = {
 GIB = 1 << 30
 
 
-def test_worker_starts_ray_with_its_slot() -> None:
+def test_worker_starts_ray_with_its_slot_and_a_head_without_a_place_for_workers() -> None:
     command = ray_command.worker_command(read_worker_settings(WORKER))
     assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
-    assert '--resources={"slot:cpu-3": 1}' in command
-    assert {"--node-ip-address=10.1.2.3", "--max-worker-port=0"} <= set(command)
-    assert {"--num-cpus=1", "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray"} <= set(command)
+    assert {
+        '--resources={"slot:cpu-3": 1}', "--node-ip-address=10.1.2.3", "--max-worker-port=0", "--num-cpus=1",
+        "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray",
+    } <= set(command)  # fmt: skip
     assert not [flag for flag in command if flag.startswith(("--port", "--head"))]
     settings = read_worker_settings({**WORKER, "CORMORANT_HEAD": "[fd00::1]:6379"})
     assert settings.head == ("fd00::1", 6379)
     assert "--address=[fd00::1]:6379" in ray_command.worker_command(settings)
-
-
-def test_head_starts_ray_without_a_place_for_workers() -> None:
     command = ray_command.head_command(read_ray_settings({"POD_IP": "10.1.2.3"}))
     assert {"--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0"} <= set(command)
     assert not [flag for flag in command if flag.startswith(("--address", "--resources"))]
@@ -61,18 +60,12 @@ def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
 def test_what_cannot_be_used_is_refused_with_its_name_and_value() -> None:
     with pytest.raises(SupervisorRefused, match="CORMORANT_HEAD is 'pong-head': invalid literal for int"):
         read_worker_settings({**WORKER, "CORMORANT_HEAD": "pong-head"})
-    with pytest.raises(SupervisorRefused, match="CORMORANT_GROUP is '': it must be set"):
-        read_worker_settings({**WORKER, "CORMORANT_GROUP": ""})
-
-
-def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
-    for arguments in (["head", "--"], ["worker"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "cormorant_worker.supervisor", *arguments],
-            env=environment(CORMORANT_HEAD=""), capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
-        assert done.returncode == 2
-        assert '"event": "supervisor_refused"' in done.stdout
+    given = environment(**WORKER | {"CORMORANT_GROUP": ""})
+    for arguments, words in (("head --", "write `supervisor"), ("worker", "CORMORANT_GROUP is '': it must be set")):
+        command = [sys.executable, "-m", "cormorant_worker.supervisor", *arguments.split()]
+        done = subprocess.run(command, env=given, capture_output=True, text=True, timeout=60)
+        told = json.loads(done.stdout)
+        assert (done.returncode, told["event"], words in told["reason"]) == (2, "supervisor_refused", True), told
 
 
 @pytest.mark.parametrize(
@@ -185,19 +178,6 @@ def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
     assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "137 [] ready"], done.stderr
 
 
-def supervise(folder: Path, ray: str, *command: str, **given: str) -> "subprocess.CompletedProcess[str]":
-    """A supervisor whose Ray is a script."""
-    scripts = folder / "ray/scripts"
-    scripts.mkdir(parents=True)
-    for package in (folder / "ray", scripts):
-        (package / "__init__.py").touch()
-    (scripts / "scripts.py").write_text(ray)
-    variables = environment(**{"POD_IP": "127.0.0.1", "CORMORANT_RAY_FOLDER": str(folder / "session")} | given)
-    variables["PYTHONPATH"] = f"{folder}:{variables['PYTHONPATH']}"
-    arguments = [sys.executable, "-m", "cormorant_worker.supervisor", *command]
-    return subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=60)
-
-
 RAY = """
 import sys, time
 from cormorant_worker.pod_files import report_blocked
@@ -208,11 +188,22 @@ time.sleep(600)
 
 
 def test_worker_without_a_device_ends_its_pod_with_a_sentence(tmp_path: Path) -> None:
+    scripts = tmp_path / "ray" / "scripts"
+    scripts.mkdir(parents=True)
+    for file, text in (
+        (tmp_path / "ray/__init__.py", ""),
+        (scripts / "__init__.py", ""),
+        (scripts / "scripts.py", RAY),
+    ):
+        file.write_text(text)
     (tmp_path / "session.blocked").write_text("of the pod that was here before")
     with socket.create_server(("127.0.0.1", 0)) as head:
-        given = WORKER | {"POD_IP": "127.0.0.1", "CORMORANT_HEAD": f"127.0.0.1:{head.getsockname()[1]}"}
-        given |= {"CORMORANT_PROBE_PORT": "0", "CORMORANT_LAST_WORDS": str(tmp_path / "last-words")}
-        done = supervise(tmp_path, RAY, "worker", **given)
+        own = {"POD_IP": "127.0.0.1", "CORMORANT_HEAD": f"127.0.0.1:{head.getsockname()[1]}"}
+        files = {"CORMORANT_RAY_FOLDER": f"{tmp_path}/session", "CORMORANT_LAST_WORDS": f"{tmp_path}/last-words"}
+        variables = environment(**WORKER | own | files, CORMORANT_PROBE_PORT="0")
+        variables["PYTHONPATH"] = f"{tmp_path}:{variables['PYTHONPATH']}"
+        command = [sys.executable, "-m", "cormorant_worker.supervisor", "worker"]
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stdout + done.stderr
     assert (tmp_path / "last-words").read_text() == "device cuda was requested; set its device: cpu"
     assert '"event": "pod_blocked"' in done.stdout
