@@ -240,7 +240,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         ends: how episodes end.
         observation, action: kinds of spaces.
         failures: keyword arguments of `Failure`, any number of them.
-        step_s: seconds that every step takes, asleep; busy_s: the same, busy.
+        step_s: seconds that every step takes.
         shown: what the info of every step has beside `info_of`.
     """
 
@@ -254,13 +254,12 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         action: str = "discrete",
         failures: Sequence[Mapping[str, Any]] = (),
         step_s: float = 0.0,
-        busy_s: float = 0.0,
         shown: Mapping[str, Any] = {},
     ) -> None:
         self._lengths = (lengths,) if isinstance(lengths, int) else tuple(lengths)
         self._oracle = Oracle(seed=0, lengths=self._lengths, longest=longest, ends=ends, observation=observation)
         self._failures = [Failure(**failure) for failure in failures]
-        self._step_s, self._busy_s, self._extra_info = step_s, busy_s, dict(shown)
+        self._step_s, self._extra_info = step_s, dict(shown)
         self._counts = _Counts()
         self.observation_space = OBSERVATION_SPACES[observation]
         self.action_space = ACTION_SPACES[action]
@@ -282,9 +281,6 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         hurt = self._fail("step")
         if self._step_s:
             time.sleep(self._step_s)
-        until = time.perf_counter() + self._busy_s
-        while self._busy_s and time.perf_counter() < until:
-            pass
         moment = replace(self._oracle, seed=counts.seed or 0).moment(counts.episode, counts.step, action)
         info = info_of(counts.episode, counts.step, counts.echoed, ended=moment.final is not None)
         return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, info | self._extra_info

@@ -4,7 +4,7 @@ import select
 import signal
 import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,18 @@ import numpy as np
 import psutil
 import pytest
 import structlog
+from torch.utils._pytree import tree_leaves
 
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.scripts import start_script, until
-from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
+from cormorant_testing.vectors import counting, step_times
 from cormorant_worker.envs.gymnasium_env import EnvFactory
-from cormorant_worker.envs.protocol import EVERY_ROW
+from cormorant_worker.envs.protocol import EVERY_ROW, Step
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
+from cormorant_worker.spaces import flatten
 
 SEEDS = [7, 70, 700]
 both = pytest.mark.parametrize("kind", [InlineVectorEnv, SubprocessVectorEnv])
@@ -40,27 +42,62 @@ def subprocesses(
         yield env
 
 
-@both
+@contextlib.contextmanager
+def twins(
+    num_envs: int = 3, *, failures: Sequence[Mapping[str, Any]] = (), how: str = "raise", **options: Any
+) -> Iterator[tuple[Any, Any, Callable[..., Step]]]:
+    """Environments in processes, the same ones inline, and a function that steps both and compares them; an oracle
+    checks inline ones in `test_collector.py`. `how`: what those in processes do where the others raise; "": they go on.
+    """
+    ours_fail = [{**failure, "how": how} for failure in failures]
+    theirs_fail = [{**failure, "flag": f"{failure['flag']}-" if "flag" in failure else ""} for failure in failures]
+    timeouts = {"step_timeout_s": 2} if how == "hang" else {}
+    with (
+        subprocesses(num_envs, timeouts=timeouts, failures=ours_fail, **options) as ours,
+        subprocesses(num_envs, kind=InlineVectorEnv, failures=theirs_fail, **options) as theirs,
+    ):
+        space = ours.action_space
+        space.seed(0)
+
+        def step(numbers: Sequence[int] = ()) -> Step:
+            drawn = [flatten(space, space.sample()) for _ in numbers or range(num_envs)]
+            actions = tuple(np.stack(leaf) for leaf in zip(*drawn, strict=True))
+            for env in (ours, theirs):
+                env.send(actions, np.array(numbers) if numbers else EVERY_ROW)
+            found, wanted = ours.recv(), theirs.recv()
+            assert_same(found, wanted)
+            return found
+
+        assert_same(ours.start(), theirs.start())
+        yield ours, theirs, step
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    for one, other in zip(tree_leaves(found), tree_leaves(wanted), strict=True):
+        np.testing.assert_array_equal(one, other, strict=True)
+
+
 @pytest.mark.parametrize(
     ("observation", "action"), list(zip(sorted(OBSERVATION_SPACES), [*sorted(ACTION_SPACES), "discrete"], strict=True))
 )
-def test_every_kind_of_space_is_exact(observation: str, action: str, kind: type) -> None:
-    options = {"observation": observation, "lengths": (3, 1, 4), "ends": "alternate"}
-    referee = Referee(SEEDS[:2], options, action=action)
-    with subprocesses(2, kind=kind, action=action, **options) as env:
-        assert_arrays(env.start(), referee.first())
-        for actions in sample_actions(action, 20, 2):
-            referee.drive(env, actions)
+def test_every_kind_of_space_is_exact(observation: str, action: str) -> None:
+    with twins(2, action=action, observation=observation, lengths=(3, 1, 4), ends="alternate") as (_, _, step):
+        assert sum(len(step().ended) for _ in range(20)) > 10
 
 
-@both
-def test_rows_can_be_sent_in_any_order_and_part(kind: type) -> None:
-    referee = Referee(SEEDS, {"lengths": (2, 3)})
-    with subprocesses(kind=kind, lengths=(2, 3)) as env:
-        env.start()
+def test_rows_are_sent_in_any_order_restarted_and_restored_elsewhere() -> None:
+    with twins(lengths=(2, 3)) as (ours, theirs, step), subprocesses(lengths=(2, 3)) as other:
         for rows in ([2, 0], [1], [0, 1, 2], [2], [2, 1], [0]):
-            referee.drive(env, [1] * len(rows), rows)
-        referee.drive(env, [2, 3, 4])
+            step(rows)
+        for env in (ours, theirs):
+            np.testing.assert_array_equal(env.restart(np.array([2, 0]))[0][:, [0, 2]], [[700, 0], [7, 0]])
+        step()
+        other.start()
+        other.restore(ours.state())
+        for _ in range(9):
+            assert_same(step_times(other, 1), step_times(theirs, 1))
+        with pytest.raises(StateError):
+            other.restore(b"[]")
 
 
 def test_a_step_stays_as_it_is_while_the_next_one_is_under_way() -> None:
@@ -72,34 +109,6 @@ def test_a_step_stays_as_it_is_while_the_next_one_is_under_way() -> None:
         np.testing.assert_array_equal(first.obs[0][:, 2], [1, 1, 1])
         np.testing.assert_array_equal(first.reward, [1, 1, 1])
         np.testing.assert_array_equal(env.recv().obs[0][:, 2], [2, 2, 2])
-
-
-@both
-def test_restart_begins_a_new_episode_in_those_rows_only(kind: type) -> None:
-    referee = Referee(SEEDS, {"lengths": 5})
-    with subprocesses(kind=kind, lengths=5) as env:
-        env.start()
-        referee.drive(env, [1, 1, 1])
-        obs = env.restart(np.array([2, 0]))
-        np.testing.assert_array_equal(obs[0][:, :3], [[700, 1, 0], [7, 1, 0]])
-        referee.at[2] = referee.at[0] = (1, 0)
-        referee.drive(env, [1, 1, 1])
-
-
-@both
-def test_restored_environments_go_on_bit_by_bit(kind: type) -> None:
-    options = {"lengths": (3, 5)}
-    referee = Referee(SEEDS, options)
-    with subprocesses(kind=kind, **options) as one, subprocesses(kind=kind, **options) as other:
-        one.start()
-        for actions in sample_actions("discrete", 4, 3):
-            referee.drive(one, actions)
-        other.start()
-        other.restore(one.state())
-        for actions in sample_actions("discrete", 9, 3):
-            referee.drive(other, actions)
-        with pytest.raises(StateError):
-            other.restore(b"[]")
 
 
 @both
@@ -132,76 +141,52 @@ def test_a_second_start_begins_again_with_the_same_seeds() -> None:
     with subprocesses(lengths=5) as env:
         first = env.start()
         step_times(env, 2)
-        assert_arrays(env.start(), first)
+        assert_same(env.start(), first)
         kill(env._running[1].pid)
         step_times(env, 1)
         assert env.start()[0][1, 0] != 70
 
 
 @pytest.mark.parametrize(
-    ("kind", "failure", "reason"),
+    ("how", "reason"),
     [
-        (InlineVectorEnv, {"how": "raise"}, "raised ValueError: told to fail"),
-        (SubprocessVectorEnv, {"how": "raise"}, "raised ValueError: told to fail"),
-        (SubprocessVectorEnv, {"how": "exit"}, "exited with code 7"),
-        (SubprocessVectorEnv, {"how": "kill"}, "was killed by SIGKILL"),
-        (SubprocessVectorEnv, {"how": "hang"}, "did not answer within 2 s"),
+        ("raise", "raised ValueError: told to fail"),
+        ("exit", "exited with code 7"),
+        ("kill", "was killed by SIGKILL"),
+        ("hang", "did not answer within 2 s"),
     ],
 )
-def test_a_failing_environment_is_restarted_alone(kind: type, failure: dict, reason: str) -> None:
-    referee = Referee(SEEDS, {"lengths": 4})
-    failures = [{"step": 6, "seeds": [70], **failure}]
-    timeouts = {"step_timeout_s": 2} if failure["how"] == "hang" else {}
-    with (
-        structlog.testing.capture_logs() as logs,
-        subprocesses(kind=kind, timeouts=timeouts, lengths=4, failures=failures) as env,
-    ):
-        env.start()
-        processes = [] if kind is InlineVectorEnv else env._running
-        pids = [processes[row].pid for row in range(len(processes))]
-        fresh = [list(referee.drive(env, actions).fresh) for actions in sample_actions("discrete", 10, 3)]
-        assert fresh == [[]] * 5 + [[1]] + [[]] * 4
+def test_a_failing_environment_is_restarted_alone(how: str, reason: str) -> None:
+    failures = [{"step": 6, "seeds": [70]}]
+    with structlog.testing.capture_logs() as logs, twins(lengths=4, failures=failures, how=how) as (env, _, step):
+        pids = [env._running[row].pid for row in range(3)]
+        assert [list(step().fresh) for _ in range(10)] == [[]] * 5 + [[1]] + [[]] * 4
         assert env.restarts == 1
-        assert referee.oracles[1].seed != 70
-        if processes:
-            assert [processes[row].pid == pid for row, pid in enumerate(pids)] == [True, False, True]
-            assert not psutil.pid_exists(pids[1])
-    (entry,) = [entry for entry in logs if entry["event"] == "env_restarted"]
-    assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
+        assert [env._running[row].pid == pid for row, pid in enumerate(pids)] == [True, False, True]
+        assert not psutil.pid_exists(pids[1])
+    entries = [(entry["env"], entry["reason"], entry["steps"]) for entry in logs if entry["event"] == "env_restarted"]
+    assert entries == [(1, reason, 5), (1, "raised ValueError: told to fail", 5)]
 
 
 def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
-    referee = Referee(SEEDS, {"lengths": 4})
-    with subprocesses(lengths=4) as env:
-        env.start()
-        referee.drive(env, [1, 2, 3])
+    with twins(lengths=4, failures=[{"step": 2, "seeds": [700]}], how="") as (env, _, step):
+        step()
         kill(env._running[2].pid)
-        assert list(referee.drive(env, [1, 2], [0, 1]).fresh) == []
-        assert list(referee.drive(env, [1, 2, 3], [2, 1, 0]).fresh) == [0]
-        assert list(referee.drive(env, [1, 2, 3]).fresh) == []
+        assert [list(step(rows).fresh) for rows in ([0, 1], [2, 1, 0], [0, 1, 2])] == [[], [0], []]
         os.kill(env._running[0].pid, signal.SIGKILL)
         np.testing.assert_array_equal(env.restart(np.array([0]))[0][:, 1:3], [[0, 0]])
 
 
-@pytest.mark.parametrize(("kind", "how"), [(InlineVectorEnv, "raise"), (SubprocessVectorEnv, "hang")])
-def test_a_failing_reset_at_the_end_of_an_episode_is_restarted(kind: type, how: str, tmp_path: Path) -> None:
-    failures = [{"at": "reset", "how": how, "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
-    referee = Referee(SEEDS, {"lengths": 3})
-    timeouts = {"step_timeout_s": 2} if how == "hang" else {}
-    with subprocesses(kind=kind, timeouts=timeouts, lengths=3, failures=failures) as env:
-        env.start()
-        assert [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(5)] == [[], [], [1], [], []]
+def test_a_failing_reset_at_the_end_of_an_episode_is_restarted(tmp_path: Path) -> None:
+    failures = [{"at": "reset", "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
+    with twins(lengths=3, failures=failures, how="hang") as (_, _, step):
+        assert [list(step().fresh) for _ in range(5)] == [[], [], [1], [], []]
 
 
 def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
-    failures = [
-        {"step": 2, "how": "exit", "seeds": [7]},
-        {"at": "init", "how": "exit", "flag": str(tmp_path / "flag"), "skip": 1, "times": 2},
-    ]
-    referee = Referee(SEEDS[:1], {"lengths": 9})
-    with subprocesses(1, lengths=9, failures=failures) as env:
-        env.start()
-        assert [list(referee.drive(env, [1]).fresh) for _ in range(4)] == [[], [0], [], []]
+    failures = [{"step": 2, "seeds": [7]}, {"at": "init", "flag": str(tmp_path / "flag"), "skip": 1, "times": 2}]
+    with twins(1, lengths=9, failures=failures, how="exit") as (env, _, step):
+        assert [list(step().fresh) for _ in range(4)] == [[], [0], [], []]
         assert env.restarts == 3
 
 
@@ -266,43 +251,27 @@ def test_a_failing_constructor_or_first_reset_is_a_build_error(kind: type, failu
 def test_a_recycled_environment_loses_no_frame(limit: dict[str, int], steps: int) -> None:
     options = {"lengths": 3, "ends": "alternate"}
     limits = RestartLimits(total=0, **limit)  # none of them counts as a failure
-    with subprocesses(2, limits=limits, **options) as env, subprocesses(2, **options) as plain:
-        assert_arrays(env.start(), plain.start())
+    with subprocesses(2, limits=limits, **options) as env, subprocesses(2, kind=InlineVectorEnv, **options) as plain:
+        assert_same(env.start(), plain.start())
         before = [env._running[row].pid for row in range(2)]
         for step in range(1, steps + 1):
             ours, theirs = step_times(env, 1), step_times(plain, 1)
-            assert_arrays(ours[2:5], theirs[2:5])  # reward and flags
-            assert_arrays(ours.final, theirs.final)
+            assert_same((ours[2:5], ours.final), (theirs[2:5], theirs.final))  # reward and flags
             if step < steps:
-                assert_arrays(ours.obs, theirs.obs)
+                assert_same(ours.obs, theirs.obs)
         assert env.restarts == 2
         assert not {env._running[row].pid for row in range(2)} & {*before}
         assert not any(map(psutil.pid_exists, before))
-        idents = [int(leaf.reshape(-1)[0]) for leaf in ours.obs[0]]
-        assert not {*idents} & {*SEEDS}
-        referee = Referee(idents, options)
-        assert_arrays(ours.obs, referee.first())
-        referee.drive(env, [1, 2])
-        assert not len(ours.fresh)
+        (obs,), after = ours.obs, step_times(env, 1)
+        assert not {*obs[:, 0].astype(int)} & {*SEEDS}
+        assert not obs[:, 1:].any()
+        assert not len(after.fresh)
+        np.testing.assert_array_equal(after.obs[0][:, :3], [[ident, 0, 1] for ident in obs[:, 0]])
 
 
 def test_children_run_one_thread() -> None:
     with subprocesses(1) as env:
         assert psutil.Process(env._running[0].pid).environ()["OMP_NUM_THREADS"] == "1"
-
-
-def test_close_leaves_no_process_and_no_descriptor() -> None:
-    before = psutil.Process().num_fds()
-    env = SubprocessVectorEnv(counting(), seeds=SEEDS)
-    env.start()
-    step_times(env, 1)
-    pids = [process.pid for process in env._running.values()]
-    env.close()
-    env.close()
-    assert psutil.Process().num_fds() <= before  # what an earlier test left may be collected meanwhile
-    assert not any(map(psutil.pid_exists, pids))
-    with pytest.raises(RuntimeError, match="closed"):
-        env.start()
 
 
 def test_close_in_the_middle_of_an_endless_step_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -315,17 +284,24 @@ def test_close_in_the_middle_of_an_endless_step_waits_for_nothing(monkeypatch: p
     assert not any(map(psutil.pid_exists, pids))
 
 
-def test_restarts_leak_no_descriptors_and_no_processes() -> None:
+def test_neither_restarts_nor_close_leave_a_process_or_a_descriptor() -> None:
+    at_first = psutil.Process().num_fds()
     with subprocesses(2, lengths=100, failures=[{"how": "exit", "step": 2}]) as env:
         env.start()
         step_times(env, 2)
         before = psutil.Process().num_fds()
         step_times(env, 6)
         assert env.restarts == 8
-        assert psutil.Process().num_fds() <= before  # as above
+        assert psutil.Process().num_fds() <= before  # what an earlier test left may be collected meanwhile
         children = psutil.Process().children(recursive=True)
-        assert {process.pid for process in env._running.values()} <= {child.pid for child in children}
+        pids = {process.pid for process in env._running.values()}
+        assert pids <= {child.pid for child in children}
         assert not [child for child in children if child.status() == psutil.STATUS_ZOMBIE]
+        env.close()
+    assert psutil.Process().num_fds() <= at_first
+    assert not any(map(psutil.pid_exists, pids))
+    with pytest.raises(RuntimeError, match="closed"):
+        env.start()
 
 
 def test_children_die_with_a_killed_parent() -> None:
@@ -337,7 +313,7 @@ def test_children_die_with_a_killed_parent() -> None:
         from cormorant_worker.envs.subprocess import SubprocessVectorEnv
         envs = []
         def make():
-            env = SubprocessVectorEnv(counting(busy_s=1000.0), seeds=[1, 2])
+            env = SubprocessVectorEnv(counting(step_s=1000.0), seeds=[1, 2])
             env.start()
             env.send((np.zeros(1, np.int64),), np.array([0]))
             envs.append(env)
