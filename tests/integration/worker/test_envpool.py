@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from cormorant.policies import mlp
-from cormorant_testing.collecting import SEEDS, make_job
+from cormorant_testing.collecting import SEEDS, assert_same, make_job
 from cormorant_testing.pools import ByHand
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.block import Block
@@ -29,7 +29,6 @@ from cormorant_worker.envs import cpus
 from cormorant_worker.envs.cpus import OneCpu, native_threads
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.pools import calibrate
-from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, InvalidAction, ManifestError, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.random_actor import RandomActor
@@ -37,6 +36,7 @@ from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import StagedWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds
+CARTPOLE, PONG = (EnvPoolTask(task_id=task, kwargs={}) for task in ("CartPole-v1", "Pong-v5"))
 needs_two_cpus = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU")
 
 
@@ -106,28 +106,19 @@ def test_the_stored_stream_is_the_plain_pools_bit_by_bit(
     assert len(ends) > (10 if task == "CartPole-v1" else 0)
 
 
-def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[VectorEnv]:
-    task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)) + seed_offset, env_groups)
-    return [task.open(num_threads=threads, seeds=part.tolist()) for part in parts]
-
-
-def collector_of(envs: list[Any]) -> Collector:
-    random = RandomActor(envs[0].action_space, SEEDS.seed_of("actions"))
-    return Collector(envs, random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=StagedWeights({}))
-
-
 def test_data_do_not_depend_on_threads_or_env_groups() -> None:
-    found = [
-        collector_of(pools(8, env_groups=env_groups, threads=threads)).collect(num_steps=1600)
-        for env_groups, threads in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))
-    ]
-    for batch in found[1:]:
-        for key in ("observation", "action", ("next", "observation"), ("next", "done")):
-            assert torch.equal(batch[key], found[0][key]), key
-    first = found[0]["observation"][:, 0]
-    assert len({tuple(row.tolist()) for row in first}) == 8
-    other = collector_of(pools(8, env_groups=1, threads=1, seed_offset=1)).collect(num_steps=80)
+    found = []
+    for env_groups, threads, offset in ((1, 1, 0), (1, 2, 0), (2, 1, 0), (2, 2, 0), (1, 1, 0), (1, 1, 1)):
+        parts = np.array_split(np.array(SEEDS.env_seeds(8)) + offset, env_groups)
+        envs = [CARTPOLE.open(num_threads=threads, seeds=part.tolist()) for part in parts]
+        random = RandomActor(envs[0].action_space, SEEDS.seed_of("actions"))
+        config = CollectorConfig(seeds=SEEDS)
+        with Collector(envs, random, config=config, warmup=random, weights=StagedWeights({})) as collector:
+            found.append(collector.collect(num_steps=1600).select(*KEYS[:-1]))
+    *same, other = found
+    assert_same(same, same[:1] * 5)
+    first = same[0]["observation"][:, 0]
+    assert len(first.unique(dim=0)) == 8
     assert not torch.equal(other["observation"][:, 0], first)
 
 
@@ -168,9 +159,6 @@ def test_pools_that_are_under_way_play_whole_episodes() -> None:
         make_collector(job_of("CartPole-v1", 4, batchSize=2, collection={"resetAtEachBatch": True}))
 
 
-CARTPOLE, PONG = (EnvPoolTask(task_id=task, kwargs={}) for task in ("CartPole-v1", "Pong-v5"))
-
-
 class Disturbed(EnvPoolTask):
     """An environment takes 100 us of a thread; something else runs while two threads are first probed."""
 
@@ -200,21 +188,16 @@ def test_a_disturbed_probe_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("one_cpu", [False, True])
 def test_many_cheap_envs_get_all_threads_only_if_timed(one_cpu: bool) -> None:
     # A vector step of one CartPole takes 20 us or more, and 1 us of it is the environment's.
+    before = os.sched_getaffinity(0)
     num_threads, step_seconds = calibrate(CARTPOLE, num_envs=512, max_threads=2, one_cpu=one_cpu)
     assert num_threads == 1 or {*step_seconds} == {1, 2}
+    assert os.sched_getaffinity(0) == before
 
 
 @pytest.mark.parametrize(("num_envs", "max_threads", "num_threads"), [(64, 2, 2), (1, 8, 1), (64, 1, 1)])
 def test_images_get_all_threads_without_a_trial(num_envs: int, max_threads: int, num_threads: int) -> None:
     found = calibrate(PONG, num_envs=num_envs, max_threads=max_threads)
     assert found == (num_threads, {})
-
-
-@needs_two_cpus
-def test_calibration_leaves_this_thread_its_cpus() -> None:
-    before = os.sched_getaffinity(0)
-    calibrate(CARTPOLE, num_envs=512, max_threads=2, one_cpu=True)
-    assert os.sched_getaffinity(0) == before
 
 
 @contextmanager

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
+from cormorant_testing.envs import CountingEnv
 from cormorant_testing.masks import Masked
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
-from cormorant_testing.placements.echo_torch import TorchEchoes
+from cormorant_testing.placements.echo_torch import TorchEchoes, WholeTorchEchoes
 from cormorant_testing.vectors import step_times, transitions
 from cormorant_worker.envs import flat_vector
 from cormorant_worker.envs.flat_vector import VectorSource
@@ -85,14 +86,7 @@ def test_frames_are_those_of_single_environments(kind: Any, mode: str) -> None:
             assert_frames(env, 30)
 
 
-class Whole(SyncVectorEnv):
-    """Resets every row, whichever is asked for."""
-
-    def reset(self, *, seed: Any = None, options: Any = None) -> Any:
-        return super().reset(seed=seed)
-
-
-@pytest.mark.parametrize("kind", [SyncVectorEnv, Whole])
+@pytest.mark.parametrize("kind", [SyncVectorEnv, WholeTorchEchoes])
 def test_frames_of_many_rows_some_of_which_always_end(kind: Any) -> None:
     seeds = range(11, 51)
     with closing(GymVectorEnv(VectorSource("test", partial(echoes, kind=kind)), seeds=seeds, info=INFO)) as env:
@@ -256,23 +250,12 @@ def test_a_function_that_takes_num_envs_makes_a_vector_environment(env: Any, num
         assert collector.collect(num_steps=30).batch_size[0] == (num_envs or 5)
 
 
-class NoMap(EchoEnv):
-    def reset(self, **_: Any) -> Any:
-        raise ValueError("cannot find the map")
-
-
-class NoDoor(EchoEnv):
-    def step(self, action: Any) -> Any:
-        raise ValueError("cannot find the door")
-
-
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize(
-    ("env", "words"), [(NoMap, "a reset: cannot find the map"), (NoDoor, "step 1: cannot find the door")]
-)
+@pytest.mark.parametrize(("at", "where"), [("reset", "a reset"), ("step", "step 1")])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_the_first_error_is_told(kind: Any, env: Any, words: str) -> None:
-    with pytest.raises(EnvCrashed, match=f"raised ValueError in {words}; fix the environment"):
+def test_the_first_error_is_told(kind: Any, at: str, where: str) -> None:
+    env = partial(CountingEnv, failures=[{"at": at}])
+    with pytest.raises(EnvCrashed, match=f"raised ValueError in {where}: told to fail; fix the environment"):
         make_collector(env=partial(echoes, kind=kind, env=env), num_envs=2).collect(num_steps=2)
 
 
@@ -373,32 +356,19 @@ def test_what_does_not_fit_is_refused(gives: Mapping[int, Any], sentence: str) -
         step_times(env, 1)
 
 
-class EchoDict(EchoEnv):
-    """The same as a Dict with a whole number in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plain_space = self.observation_space
-        self.observation_space = gymnasium.spaces.Dict(
-            step=gymnasium.spaces.Discrete(16), all=gymnasium.spaces.Tuple([self.plain_space])
-        )
-
-    def _observe(self, *action: float) -> Any:
-        return {"all": (super()._observe(*action),), "step": self._step}
-
-
 @pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv, TorchEchoes])
 @pytest.mark.parametrize("mode", MODES)
 def test_nested_observations(kind: Any, mode: str) -> None:
-    with closing(made(partial(echoes, kind=kind, env=EchoDict, autoreset_mode=mode))) as env:
+    nested = partial(CountingEnv, observation="nested")
+    with closing(made(partial(echoes, kind=kind, env=nested, autoreset_mode=mode))) as env:
         env.start()
         for _ in range(30):
             step = step_times(env, 1)
-            for leaves, positions in ((step.obs, np.arange(N)), (step.final, step.ended)):
-                np.testing.assert_array_equal(leaves[1][:, 2], leaves[0] / echo_env.STEPS)
-                assert len(leaves[0]) == len(positions)
-            assert not step.obs[0][step.ended].any()
-            assert step.final[0].all()
+            for (_, steps, _, counts), positions in ((step.obs, np.arange(N)), (step.final, step.ended)):
+                np.testing.assert_array_equal(counts[:, 2], steps)
+                assert len(steps) == len(positions)
+            assert not step.obs[1][step.ended].any()
+            assert step.final[1].all()
 
 
 def test_a_process_that_is_killed_ends_its_vector_environment(monkeypatch: pytest.MonkeyPatch) -> None:
