@@ -20,7 +20,7 @@ from torch import nn
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import BadBatch, WeightsError
 from cormorant_client.publishing import PulledWeights, make_body
-from cormorant_contract.tensor_file import parse_header
+from cormorant_contract.tensor_file import ITEM_BYTES, parse_header
 from cormorant_postproc import MultiStep, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
@@ -58,7 +58,7 @@ def memory_of(block: Block) -> bytes:
 def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, bytes]:
     """Blocks as the worker hands them out, and the bytes that it sends."""
     loan = Loan(
-        tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in blocks),
+        tuple(LoanPart(worker=f"cpu-{i}", attempt=i, block=block, memory=None) for i, block in enumerate(blocks)),
         mode=mode, num_frames=sum(block.num_frames for block in blocks), min_version=2, max_version=5,
         storing_device="cpu", on_copied=lambda: None, on_release=lambda: None, **options,
     )  # fmt: skip
@@ -115,7 +115,7 @@ def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) 
         assert_same(batch.tensordict(), loan.tensordict())
         assert (batch.id, batch.delivery, batch.min_version, batch.max_version) == ("e-4", 2, 2, 5)
         assert (batch.num_frames, batch.mode) == (loan.num_frames, mode)
-        assert [part.worker for part in batch.parts] == ["cpu-0"] * len(chosen)
+        assert [(part.worker, part.attempt) for part in batch.parts] == [(f"cpu-{i}", i) for i in range(len(chosen))]
 
 
 def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
@@ -141,12 +141,49 @@ def test_a_worker_without_a_step_takes_its_place() -> None:
 
 
 def test_the_reference_library_reads_the_same_file() -> None:
-    block = blocks_of([(4, 4)], policy="counter", lengths=(3,))[0]
-    loaded = safetensors.numpy.load(lent(block)[1])
-    np.testing.assert_array_equal(loaded["0/action"], block.action[0][:4])
-    names = "observation count action drawn is_init next/reward next/terminated next/truncated collector/traj_ids"
-    names += " collector/policy_version collector/lengths ends/time ends/env final/observation final/count"
-    assert loaded.keys() == {f"0/{name}" for name in names.split()}, "learners of any version read them"
+    """Learners of any version read it."""
+    block = blocks_of([(6, 6), (4, 3)], policy="counter", lengths=(3,))[1]
+    _, data = lent(block)
+    described = json.loads(parse_header(data).metadata["cormorant_batch"])
+    part = {"worker": "cpu-0", "attempt": 0, "num_envs": 2, "num_steps": 4, "num_ends": 2, "frames": 7}
+    assert described == {
+        "format": 1, "id": "e-4", "frames": 7, "num_steps": 4, "min_version": 2, "max_version": 5, "mode": "async",
+        "delivery": 2, "parts": [part],
+    }  # fmt: skip
+    expected = {
+        "observation": block.observation[0][:5],
+        "count": block.states[0][:5],
+        "action": block.action[0][:4],
+        "drawn": block.outputs[0][:4],
+        "is_init": block.is_init[:4],
+        "next/reward": block.reward[:4],
+        "next/terminated": block.terminated[:4],
+        "next/truncated": block.truncated[:4],
+        "collector/traj_ids": block.traj_ids[:4],
+        "collector/policy_version": block.policy_version[:4],
+        "collector/lengths": block.lengths,
+        "ends/time": block.end_rows[:2],
+        "ends/env": block.end_columns[:2],
+        "final/observation": block.final[0][:2],
+        "final/count": block.final_states[0][:2],
+    }
+    loaded = safetensors.numpy.load(data)
+    assert loaded.keys() == {f"0/{name}" for name in expected}
+    for name, array in expected.items():
+        np.testing.assert_array_equal(loaded[f"0/{name}"], array, strict=True)
+    assert loaded["0/next/reward"][3, 1] == 0, "what an earlier batch left behind"
+
+
+def test_nothing_is_copied_and_bulk_begins_at_round_offsets() -> None:
+    block = blocks_of([(32, 32)], observation="image")[0]
+    wire = encode(lent(block)[0], batch_id="0-0", delivery=1)
+    block.observation[0][0, 0] = 77
+    data = b"".join(wire)
+    assert (safetensors.numpy.load(data)["0/observation"][0, 0] == 77).all()
+    file = parse_header(data)
+    for entry in file.tensors.values():
+        alignment = ITEM_BYTES[entry.dtype] if (entry.end - entry.begin) % 64 else 64
+        assert (file.data_start + entry.begin) % alignment == 0
 
 
 @pytest.mark.parametrize(
