@@ -4,11 +4,12 @@ The server is a process of its own, with a network in front of it. moto's server
 a command line, starts one that keeps them on disk instead, for example VersityGW: see CONTRIBUTING.md.
 """
 
-import asyncio
 import json
 import os
 import shlex
 import signal
+import socket
+import socketserver
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -64,14 +66,20 @@ _LINGER_S = 30.0
 _MOTO = f"{sys.executable} -m moto.server --host 127.0.0.1 --port {{port}}"
 
 
-class S3Server:
-    """Use as a context manager."""
-
+class S3Server(Server):
     def __init__(self, folder: Path) -> None:
         self.port, self.keeps_objects = unused_port(), bool(os.environ.get(VARIABLE))
         template = os.environ.get(VARIABLE) or _MOTO
         self._command = shlex.split(template.format(port=self.port, folder=folder, key=KEY))
-        self._server = self._start()
+        self._start()
+
+    def _start(self) -> None:
+        super().__init__(self._command, f"http://127.0.0.1:{self.port}/")
+
+    def restart(self) -> None:
+        self.kill()
+        self.close()
+        self._start()
 
     def environment(self, port: int | None = None) -> dict[str, str]:
         """What clients are told. `port`: of a network in front of the server."""
@@ -82,83 +90,39 @@ class S3Server:
             "AWS_DEFAULT_REGION": "us-east-1",
         }
 
-    def _start(self) -> Server:
-        return Server(self._command, f"http://127.0.0.1:{self.port}/")
 
-    def freeze(self) -> None:
-        self._server.process.send_signal(signal.SIGSTOP)
+class Network(socketserver.ThreadingTCPServer):
+    """Passes connections on to a port. What a client has sent arrives although the client dies."""
 
-    def thaw(self) -> None:
-        self._server.process.send_signal(signal.SIGCONT)
-
-    def restart(self) -> None:
-        self._server.kill()
-        self._server.close()
-        self._server = self._start()
-
-    def __enter__(self) -> "S3Server":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._server.__exit__()
-
-
-class Network:
-    """Passes connections on to a port. What a client has sent arrives although the client dies. A context manager."""
+    daemon_threads = True
+    block_on_close = False
+    delay_s = 0.0
+    """Of everything that clients send."""
+    is_cut = False
+    """New connections are closed at once, and nothing passes on old ones."""
 
     def __init__(self, target: int) -> None:
-        self.port = 0
-        self.delay_s = 0.0
-        """Of everything that clients send."""
-        self.is_cut = False
-        """New connections are closed at once, and nothing passes on old ones."""
-        self._target = target
-        self._ready, self._stop = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+        super().__init__(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        self.port, self._target = self.server_address[1], target
 
-    def __enter__(self) -> "Network":
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
+    def finish_request(self, client: Any, client_address: Any) -> None:
+        with suppress(OSError):
+            if self.is_cut:
+                return
+            with socket.create_connection(("127.0.0.1", self._target)) as server:
+                threading.Thread(target=self._answer, args=(server, client), daemon=True).start()
+                while (data := client.recv(1 << 16)) and not self.is_cut:
+                    time.sleep(self.delay_s)
+                    server.sendall(data)
+                # Some servers drop the request of a client that hangs up; one that lost its power does not.
+                if not self.is_cut:
+                    time.sleep(_LINGER_S)
 
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(10)
-
-    async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
-        self.port = server.sockets[0].getsockname()[1]
-        self._ready.set()
-        await asyncio.to_thread(self._stop.wait)
-        server.close()
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.is_cut:
-            writer.close()
-            return
-        try:
-            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:
-            writer.close()
-            return
-        with suppress(asyncio.CancelledError):  # at the end
-            await asyncio.gather(self._pass_on(reader, to_server, slowly=True), self._pass_on(from_server, writer))
-
-    async def _pass_on(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slowly: bool = False
-    ) -> None:
-        try:
-            with suppress(OSError):
-                while (data := await reader.read(1 << 16)) and not self.is_cut:
-                    if slowly:
-                        await asyncio.sleep(self.delay_s)
-                    writer.write(data)
-                    await writer.drain()
-            # Some servers drop the request of a client that hangs up; one that lost its power does not.
-            if slowly and not self.is_cut:
-                await asyncio.sleep(_LINGER_S)
-        finally:
-            writer.close()
+    def _answer(self, server: socket.socket, client: socket.socket) -> None:
+        with suppress(OSError):
+            while (data := server.recv(1 << 16)) and not self.is_cut:
+                client.sendall(data)
+            client.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +134,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
 @pytest.fixture
 def network(server: S3Server) -> Iterator[Network]:
     with Network(server.port) as network:
+        threading.Thread(target=network.serve_forever, daemon=True).start()
         yield network
+        network.shutdown()
 
 
 @pytest.fixture
@@ -248,15 +214,18 @@ def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
     assert existing_dataset(uri).runs() == (0,)
 
 
-def test_results_and_weights_are_read_from_a_store(uri: str) -> None:
-    folder, fs = ResultFolder(uri), fsspec.filesystem("s3", skip_instance_cache=True)
+def test_what_another_process_puts_is_read(uri: str) -> None:
+    store, folder, fs = ObjectStore(uri), ResultFolder(uri), fsspec.filesystem("s3", skip_instance_cache=True)
     folder.open({"checkpoint": "a"})
-    assert folder.played() == {}
+    assert (folder.played(), store.read_root("run-000000.json")) == ({}, None)
     row = PlayedEpisode(task="", seed=7, options={}, total=1.0, length=2, terminated=True)
-    fs.pipe_file(f"{uri}/played/b.json", json.dumps([row.document()]).encode())  # another process's
-    assert list(folder.played().values()) == [row]
+    fs.pipe_file(f"{uri}/played/b.json", json.dumps([row.document()]).encode())
     fs.pipe_file(f"{uri}/w.safetensors", safetensors.torch.save({"a": torch.ones(3)}))
+    fs.pipe_file(f"{uri}/run-000000.json", b"another")
+    assert list(folder.played().values()) == [row]
     assert read_file(f"{uri}/w.safetensors", allow_nonfinite=False)["policy"]["a"].tolist() == [1, 1, 1]
+    assert store.read_root("run-000000.json") == b"another"
+    assert set(store.files()) >= {"run-000000.json", "w.safetensors"}
 
 
 def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,15 +234,6 @@ def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pyte
     fsspec.get_filesystem_class("s3").clear_instance_cache()
     with pytest.raises(DatasetError, match="cannot be read: Could not connect to the endpoint URL"):
         existing_dataset(uri)
-
-
-def test_what_another_process_puts_is_read(uri: str) -> None:
-    store, fs = ObjectStore(uri), fsspec.filesystem("s3", skip_instance_cache=True)
-    fs.pipe_file(f"{uri}/dataset.json", b"{}")
-    assert store.files() == ["dataset.json"]
-    fs.pipe_file(f"{uri}/run-000000.json", b"another")
-    assert store.read_root("run-000000.json") == b"another"
-    assert store.read_root("run-000001.json") is None
 
 
 def test_a_leading_slash_hides_no_frame(uri: str) -> None:
@@ -340,10 +300,10 @@ def test_kill_9_of_heads_and_workers_with_a_slow_store_is_exact(
         # A worker in the middle of its requests, later its head.
         psutil.Process(heads[-1].pid).children(recursive=True)[-1].kill()
         time.sleep(1)
-        server.freeze()
+        server.process.send_signal(signal.SIGSTOP)
         time.sleep(1)
         heads[-1].kill()
-        server.thaw()
+        server.process.send_signal(signal.SIGCONT)
         kept = existing_dataset(uri).frames
     heads.append(start_script(HEAD, **more))
     words = heads[-1].communicate(timeout=300)
