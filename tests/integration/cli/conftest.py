@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from cormorant_testing.commands import Command, Started, Written
-from manifest_making import collector_job
+from manifest_making import manifest
 
 
 @pytest.fixture
@@ -16,17 +16,9 @@ def write(tmp_path: Path) -> Written:
     """Write `job.yaml`: random actions in four CartPoles without an end, but for what is given."""
 
     def to_file(**spec: Any) -> Path:
-        document = collector_job(
-            "small",
-            {
-                "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}},
-                "policy": {"random": {}},
-                "collection": {"framesPerBatch": 64},
-                **spec,
-            },
-        )
+        spec = {"env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}} | spec
         path = tmp_path / "job.yaml"
-        path.write_text(yaml.safe_dump(document))
+        path.write_text(yaml.safe_dump(manifest("small", **spec)))
         return path
 
     return to_file

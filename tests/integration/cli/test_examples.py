@@ -4,8 +4,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -81,32 +79,17 @@ def test_learners_run_and_reach_their_goal(script: str, goal: float, option: lis
     assert found[-1] >= (0.01 if is_quick else goal)
 
 
-@contextmanager
-def served(manifest: str, start: Started, folder: Path) -> Iterator[list[str]]:
-    """Serve a manifest; yields the options that a learner needs."""
-    port, tokens = unused_port(), folder / "head/tokens.json"
-    command = start(
-        "run", str(EXAMPLES / manifest), "--serve", "--port", str(port), "--directory", str(folder / "head")
-    )
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("task", "option"), [("cartpole", "--seed=2"), ("pong", "--updates=6")])
+def test_learners_over_rest_learn(task: str, option: str, start: Started, tmp_path: Path) -> None:
+    """CartPole is learned; the loss of Pong falls."""
+    port, tokens = str(unused_port()), tmp_path / "head/tokens.json"
+    start("run", str(EXAMPLES / f"{task}-ppo.yaml"), "--serve", "--port", port, "--directory", "head")
     until(tokens.exists, seconds=START_S, what="the head makes a token file")
-    yield ["--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens)]
-    command.interrupt()
-    command.end()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_cartpole_is_learned_over_rest(start: Started, tmp_path: Path) -> None:
-    with served("cartpole-ppo.yaml", start, tmp_path) as head:
-        assert numbers_of("rest_ppo_cartpole.py", *head, "--seed", "2", timeout_s=1500)[-1] >= 450
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_the_pong_learner_lowers_its_loss(start: Started, tmp_path: Path) -> None:
-    with served("pong-ppo.yaml", start, tmp_path) as head:
-        before, after = numbers_of("rest_ppo_pong.py", *head, "--updates", "6", timeout_s=1500)
-    assert after < before
+    head = ["--url", f"http://127.0.0.1:{port}", "--token-file", str(tokens)]
+    *before, after = numbers_of(f"rest_ppo_{task}.py", *head, option, timeout_s=1500)
+    assert after < before[0] if before else after >= 450
 
 
 def numbers_of(script: str, *arguments: str, timeout_s: float) -> list[float]:

@@ -132,9 +132,10 @@ def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path)
     assert "BrokenPipe" not in (tmp_path / "err").read_text()
 
 
-def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written) -> None:
+@pytest.mark.parametrize("fleet", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_ctrl_c_drains_and_leaves_no_process(fleet: str, start: Started, write: Written) -> None:
     write(output={"dataset": {"uri": "data/small"}})
-    command = start("run", "job.yaml", "--json")
+    command = start("run", "job.yaml", "--json", "--fleet", fleet)
     while command.wait_for_event("progress")["frames"] == 0:
         pass
 
@@ -142,12 +143,12 @@ def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written)
     code, out, err = command.end()
 
     finished = json.loads(out.splitlines()[-1])
-    assert (code, finished["reason"]) == (130, "interrupted")
+    assert (code, finished["reason"], finished["dropped"]) == (130, "interrupted", {}), err
     assert finished["frames"] > 0
-    assert finished["dropped"] == {}
     assert finished["report"] == "data/small-report.html"
     assert json.loads(err.splitlines()[-1]) == {"error": "interrupted", "exit_code": 130}
     assert command.orphans() == []
+    until(lambda: not of_session(command.process.pid), seconds=20)
 
 
 @pytest.mark.slow
@@ -203,33 +204,31 @@ def test_a_port_in_use_is_found_before_workers_start(
     assert said.out == ""
 
 
-def test_a_misspelt_policy_is_refused_before_workers_start(
-    write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+EPISODES = {"collection": {"framesPerBatch": 64, "episodes": {"count": 2}}, "output": {"dataset": {"uri": "results"}}}
+without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "sentence"),
+    [
+        ({"policy": {"entrypoint": "nets:make_net", "kwargs": {"widht": 4}}}, [], "did you mean width?"),
+        (EPISODES, [], "small is an evaluation; run it with: cormorant evaluate job.yaml"),
+        pytest.param({"workerGroups": [{"name": "gpu", "device": "gpu"}]}, [], "with --device cpu", marks=without_cuda),
+        pytest.param({}, ["--device", "cuda"], "with --device cpu", marks=without_cuda),
+    ],
+)
+def test_what_cannot_run_is_refused(
+    spec: dict[str, Any],
+    options: list[str],
+    sentence: str,
+    write: Written,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / "nets.py").write_text("def make_net(observation_space, action_space, width=8): ...\n")
-    path = write(policy={"entrypoint": "nets:make_net", "kwargs": {"widht": 4}})
-    assert entry.run(["run", str(path)]) == 2
-    said = capsys.readouterr()
-    assert "did you mean width?" in said.err
-    assert said.out == ""
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-@pytest.mark.parametrize("arguments", [[], ["--device", "cuda"]])
-def test_cuda_that_is_not_there_is_refused(
-    arguments: list[str], write: Written, capsys: pytest.CaptureFixture[str]
-) -> None:
-    groups = [{"name": "cpu" if arguments else "gpu", "device": "cpu" if arguments else "gpu"}]
-    path = write(workerGroups=groups)
-    assert entry.run(["run", str(path), *arguments]) == 2
-    assert "run on this machine with --device cpu" in capsys.readouterr().err
-
-
-def test_run_names_the_command_for_evaluations(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
-    collection = {"framesPerBatch": 64, "episodes": {"count": 2}}
-    job = write(collection=collection, output={"dataset": {"uri": "results"}})
-    assert entry.run(["run", str(job)]) == 2
-    assert f"small is an evaluation; run it with: cormorant evaluate {job}" in capsys.readouterr().err
+    monkeypatch.chdir(write(**spec).parent)
+    Path("nets.py").write_text("def make_net(observation_space, action_space, width=8): ...\n")
+    assert entry.run(["run", "job.yaml", *options]) == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_bad_input_of_an_evaluation_gets_a_sentence(
@@ -256,20 +255,6 @@ def test_bad_input_of_an_evaluation_gets_a_sentence(
         assert entry.run(["evaluate", job, "--json", "--episodes", "2", "--workers", "1", *words]) == 2
         said = json.loads(capsys.readouterr().err)  # one object: the worker's traceback tells a user nothing
         assert sentence in said["error"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(start: Started, write: Written) -> None:
-    write()
-    command = start("run", "job.yaml", "--json", "--fleet", "ray")
-    while command.wait_for_event("progress")["frames"] == 0:
-        pass
-    # A terminal sends it to every process of the group, Ray's among them.
-    os.killpg(command.process.pid, signal.SIGINT)
-    code, out, err = command.end()
-    finished = json.loads(out.splitlines()[-1])
-    assert (code, finished["reason"], finished["dropped"]) == (130, "interrupted", {}), err
-    until(lambda: not of_session(command.process.pid), seconds=20)
 
 
 # -- what is pushed --------------------------------------------------------------------------------------------

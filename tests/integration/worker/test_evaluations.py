@@ -7,6 +7,7 @@ import json
 import os
 import signal
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from cormorant_cli.commands.evaluate import show_table
 from cormorant_contract.episodes import files_of
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
+from cormorant_testing.envs import CountingEnv
 from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
 from cormorant_testing.placements.parties import DRAWN, PartyJob, weights_of
 from cormorant_testing.policies import Board
@@ -44,12 +46,12 @@ def job_of(env: Mapping[str, Any], policy: str = "cormorant.policies:mlp") -> Co
 CARTPOLE = job_of({"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}})
 
 
-def slow(**kwargs: Any) -> CollectorJob:
+def slow() -> CollectorJob:
     """Episodes of about a tenth of a second, with noise in every action."""
     environment = {
         "entrypoint": "cormorant_testing.envs:CountingEnv",
         "vectorization": "inline",
-        "kwargs": {"longest": 40, "step_s": 0.004, **kwargs},
+        "kwargs": {"longest": 40, "step_s": 0.004},
         "numEnvs": 2,
     }
     return job_of({"gymnasium": environment})
@@ -89,15 +91,6 @@ def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) 
     assert table.to_json() == whole.to_json()
 
 
-def test_weights_decide_the_table() -> None:
-    with make_collector(CARTPOLE) as collector:
-        spaces = collector.spaces
-    torch.manual_seed(11)
-    weights = {name: 3 * torch.randn_like(value) for name, value in mlp(*spaces).state_dict().items()}
-    with_weights = evaluate(CARTPOLE, weights, episodes=6, workers=1)
-    assert with_weights.to_json() != evaluate(CARTPOLE, episodes=6, workers=1).to_json()
-
-
 def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) -> None:
     with make_fleet(make_job(), workers=1) as fleet:
         state = fleet.state()
@@ -123,33 +116,12 @@ def test_an_environment_that_dies_is_named_by_its_seed(vectorization: str) -> No
     assert max(seen) <= 2
 
 
-def make_walk() -> type[gymnasium.Env[Any, Any]]:
-    """A class that is pickled whole, like a script's: the environments' processes need not import this file."""
-
-    class Walk(gymnasium.Env[Any, Any]):
-        """Ends after as many steps as its policy takes to 1."""
-
-        observation_space = gymnasium.spaces.Box(-9, 9, (2,), np.float32)
-        action_space = gymnasium.spaces.Box(-1, 1, (1,), np.float32)
-
-        def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
-            super().reset(seed=seed)
-            self._at = self.np_random.uniform(-1, 1, 2).astype(np.float32)
-            return self._at, {}
-
-        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-            self._at = self._at + abs(action)
-            return self._at, float(action[0]), bool((self._at > 1).any()), False, {"at": float(self._at[0])}
-
-    return Walk
-
-
 def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    network = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.Sigmoid())
-    metrics = {"episodeMetrics": [{"name": "at", "key": "at"}]}
-    walk = make_walk()
-    chosen = {"env": walk, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["at"]}
+    network = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Sigmoid())
+    metrics = {"episodeMetrics": [{"name": "last", "key": "nested.echo"}]}
+    count = partial(CountingEnv, longest=9, action="box")
+    chosen = {"env": count, "policy": network, "episodes": 5, "seed": 4, "collection": metrics, "info": ["nested.echo"]}
     made = evaluate(env=lambda: gymnasium.make("CartPole-v1"), policy="cormorant.policies:mlp", episodes=2, workers=1)
     assert len(made.episodes) == 2
     one = evaluate(**chosen, workers=1, num_envs=2, directory=tmp_path)
@@ -157,20 +129,21 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
     two = evaluate(**chosen, workers=2, num_envs=1, vectorization_mode="inline")
     assert two.to_json() == one.to_json()
     for episode in one.episodes:
-        env, total = walk(), 0.0
-        seen, _ = env.reset(seed=episode.seed)
+        env, total = count(), 0.0
+        seen, info = env.reset(seed=episode.seed)
         for _ in range(episode.length):
             with torch.inference_mode():
                 action = network(torch.from_numpy(seen)[None])[0].numpy()
-            seen, reward, ended, *_ = env.step(action)
-            total += float(np.float32(reward))
-        assert (ended, total, float(seen[0])) == (True, episode.total, episode.metrics["at"])
+            seen, reward, ended, _, info = env.step(action)
+            total += reward
+        last = float(np.float32(info["nested"]["echo"]))
+        assert (ended, total, last) == (True, episode.total, episode.metrics["last"])
     with torch.no_grad():
         network[0].bias += 1.0
     with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
         evaluate(**chosen, workers=1, directory=tmp_path)
     with pytest.raises(ManifestError, match="manifest and env exclude each other"):
-        evaluate(CARTPOLE, env=walk, episodes=1)
+        evaluate(CARTPOLE, env=count, episodes=1)
 
 
 def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
@@ -198,11 +171,14 @@ def test_the_python_of_the_how_to_runs(
     (block,) = blocks("docs/how-to/evaluate.md", "python")
     (tmp_path / "job.yaml").write_text((ROOT / "examples/cartpole-ppo.yaml").read_text())
     with make_collector(CARTPOLE) as collector:
-        save_file(mlp(*collector.spaces).state_dict(), tmp_path / "policy.safetensors")
+        weights = mlp(*collector.spaces).state_dict()
+    save_file(weights, tmp_path / "policy.safetensors")
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "evaluate.md", "exec"), {"__name__": "page"})
     mean, returns = capsys.readouterr().out.splitlines()[-1].split(" ", 1)
     assert len(json.loads(returns)) == 100
+    table = evaluate("job.yaml", weights, episodes=7, seed=1, workers=1)
+    assert [row.total for row in table.episodes] == json.loads(returns)[:7]
     assert float(mean) == pytest.approx(sum(json.loads(returns)) / 100)
 
 

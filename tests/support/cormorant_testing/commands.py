@@ -44,8 +44,9 @@ class Command:
         return self._children
 
     def interrupt(self, number: int = signal.SIGINT) -> None:
+        """A terminal's Ctrl-C is for the whole group of processes, another signal for the command alone."""
         self.children()
-        os.kill(self.process.pid, number)
+        (os.killpg if number == signal.SIGINT else os.kill)(self.process.pid, number)
 
     def end(self, timeout_s: float = START_S) -> tuple[int, str, str]:
         """Wait for its end: exit code, the rest of stdout, stderr."""

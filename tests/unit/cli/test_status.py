@@ -5,7 +5,6 @@ and the sentence that each trouble gets.
 import json
 import re
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -62,40 +61,29 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
     assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]
 
 
-@pytest.fixture
-def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Status | None], Iterator[tuple[str, str]]]]:
-    """What the head answers, which a test changes (None: nothing), and what a watch shows of it."""
+def test_watch_goes_on_with_the_next_head(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_cli.connection.RECONNECT_S", 0.0)
-    now: list[Status | None] = []
+    now: list[Status | None] = [None]
 
     def answer(_heard: Heard) -> Say:
         return Say(200, now[-1].model_dump_json().encode()) if now[-1] is not None else Say(breaks=True)
 
     with ScriptedHead(answer) as head:
         connection = Connection(url=head.url, token="t")
-        yield now, follow(connection, 0.0)
-
-
-def test_watch_goes_on_with_the_next_head(watch: Any) -> None:
-    now, seen = watch
-    now.append(status())
-    first, error = next(seen)
-    assert (first.splitlines()[0], error) == ("pong: Running", "")
-    assert "  restarts  2" in first.splitlines()
-    now.append(None)
-    for shown, error in (next(seen), next(seen)):
-        assert shown == first
-        assert "no head answers at" in error
-    now.append(status(phase="Paused"))
-    last, error = next(seen)
-    assert (last.splitlines()[0], error) == ("pong: Paused", "")
-
-
-def test_watch_without_a_first_answer_is_an_error(watch: Any) -> None:
-    now, seen = watch
-    now.append(None)
-    with pytest.raises(NotReady, match="no head answers at"):
-        next(seen)
+        with pytest.raises(NotReady, match="no head answers at"):
+            next(follow(connection, 0.0))
+        now.append(status())
+        seen = follow(connection, 0.0)
+        first, error = next(seen)
+        assert (first.splitlines()[0], error) == ("pong: Running", "")
+        assert "  restarts  2" in first.splitlines()
+        now.append(None)
+        for shown, error in (next(seen), next(seen)):
+            assert shown == first
+            assert "no head answers at" in error
+        now.append(status(phase="Paused"))
+        last, error = next(seen)
+        assert (last.splitlines()[0], error) == ("pong: Paused", "")
 
 
 def test_watch_on_a_terminal_ends_with_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -117,23 +117,19 @@ def folder(tmp_path: Path) -> Path:
     return found
 
 
-def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
-    manifest = code_manifest(read_code(folder), JOB)
-    assert sorted(manifest["binaryData"]) == ["my_policies.py", CODE_ARCHIVE, "table.bin"]
-    assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
-    assert manifest["immutable"] is True
+def test_python_imports_files_and_packages_of_the_config_map(folder: Path, tmp_path: Path) -> None:
+    manifest, mounted = code_manifest(read_code(folder), JOB), tmp_path / "mounted"
     (owner,) = manifest["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
+    assert manifest["immutable"] is True
     assert len(code_name(read_code(folder), "p" * 40)) <= 63, "the longest name of a job makes one that fits a label"
-
-
-def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tmp_path: Path) -> None:
-    mounted = tmp_path / "mounted"
     mounted.mkdir()
-    for name, data in read_code(folder).items():
-        (mounted / name).write_bytes(data)
-    path = f"{mounted}:{mounted}/{CODE_ARCHIVE}"
+    for name, text in manifest["binaryData"].items():
+        (mounted / name).write_bytes(base64.b64decode(text))
+    assert {path.name for path in mounted.iterdir()} == {"my_policies.py", CODE_ARCHIVE, "table.bin"}
+    assert (mounted / "table.bin").read_bytes() == b"\xff\x00\x01"
     code = "import my_policies, my_pkg.deep; print(my_policies.WHO, my_pkg.deep.WHO)"
+    path = f"{mounted}:{mounted}/{CODE_ARCHIVE}"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
     )

@@ -58,11 +58,9 @@ def job_of(
     return parse_job(manifest(env=env, policy=policy or {"random": {}}, collection=collection, output=output))
 
 
-def counting(
-    folder: Path, *, policy: Mapping[str, Any] | None = None, max_steps: int = 0, **kwargs: Any
-) -> CollectorJob:
+def counting(folder: Path, *, max_steps: int = 0, **kwargs: Any) -> CollectorJob:
     env = {"gymnasium": {**COUNTING, "kwargs": kwargs}}
-    return job_of(folder, env, policy=policy, max_steps=max_steps, seed=5, episodes={"count": 6})
+    return job_of(folder, env, max_steps=max_steps, seed=5, episodes={"count": 6})
 
 
 def player_of(job: CollectorJob, overrides: WorkerOverrides = NO_OVERRIDES) -> Player:
