@@ -1,6 +1,5 @@
 """Datasets and real processes: writers that are killed, disks that are full, readers in parallel."""
 
-import contextlib
 import json
 import random
 import re
@@ -16,7 +15,7 @@ from torch.utils.data import DataLoader
 import cormorant
 from cormorant_testing.collecting import make_job
 from cormorant_testing.datasets import described
-from cormorant_testing.scripts import environment, start_script
+from cormorant_testing.scripts import Logged, environment, start_script
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import existing_dataset, open_dataset
 from cormorant_worker.sinks.verify import verify
@@ -26,33 +25,22 @@ SHARD_FRAMES = 192
 """5,000 bytes of 42-byte frames, in batches of 64."""
 
 
-@pytest.fixture
-def start():
-    """Starts writers, and leaves none behind."""
-    with contextlib.ExitStack() as stack:
-
-        def begin(folder, attempt, *more, **options):
-            command = [sys.executable, str(SCRIPT), str(folder), str(attempt), *map(str, more)]
-            worker = stack.enter_context(
-                subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True, **options)
-            )
-            stack.callback(worker.kill)
-            return worker
-
-        yield begin
+def start(folder, attempt, *more):
+    return Logged([sys.executable, str(SCRIPT), str(folder), str(attempt), *map(str, more)], env=environment())
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
-def test_kill_9_at_any_moment_loses_at_most_the_open_shard(tmp_path, start, seed):
+def test_kill_9_at_any_moment_loses_at_most_the_open_shard(tmp_path, seed):
     dice = random.Random(seed)
     workers = [start(tmp_path, attempt) for attempt in range(4)]
     promised = []
     for worker in workers:
-        assert worker.stdout.readline()
-        time.sleep(dice.random() * 0.02)
-        worker.kill()
-        lines = [line for line in worker.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
-        promised.append([int(number) for number in lines[-1].split()] if lines else [0, 0])
+        with worker:
+            while not worker.text:
+                time.sleep(0.001)
+            time.sleep(dice.random() * 0.02)
+        lines = [line for line in worker.text.splitlines(keepends=True) if line.endswith("\n")]
+        promised.append([int(number) for number in lines[-1].split()])
 
     assert verify(str(tmp_path)).problems == ()
     dataset = existing_dataset(str(tmp_path))
@@ -80,10 +68,10 @@ def small_disk(tmp_path):
 
 
 @pytest.mark.parametrize("shard_bytes", [20_000, 200_000, 10_000_000])
-def test_a_full_disk_is_told_and_sealed_shards_are_kept(small_disk, start, shard_bytes):
-    worker = start(small_disk / "data", 0, shard_bytes)
-    *_, last = worker.communicate(timeout=60)[0].splitlines()
-    assert worker.returncode == 3
+def test_a_full_disk_is_told_and_sealed_shards_are_kept(small_disk, shard_bytes):
+    with start(small_disk / "data", 0, shard_bytes) as worker:
+        assert worker.wait() == 3
+    last = worker.text.splitlines()[-1]
     told = re.search(
         r"^error .*/data/cpu-0-0 cannot be written: No space left on device \(about \d+ bytes are needed\); "
         r"(\d+) frames in sealed shards are kept, (\d+) frames of the open shard are lost; ",
