@@ -136,8 +136,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
                 action = network(torch.from_numpy(seen)[None])[0].numpy()
             seen, reward, ended, _, info = env.step(action)
             total += reward
-        last = float(np.float32(info["nested"]["echo"]))
-        assert (ended, total, last) == (True, episode.total, episode.metrics["last"])
+        assert (ended, total, info["nested"]["echo"]) == (True, episode.total, episode.metrics["last"])
     with torch.no_grad():
         network[0].bias += 1.0
     with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
