@@ -321,4 +321,5 @@ def test_refusal_of_what_the_manifest_no_longer_asks_for_is_no_trouble() -> None
     world.quota = None
     world.wait(61)
     world.run()
-    assert world.condition("Scheduled") == "True/AllPodsScheduled"
+    assert (world.condition("Scheduled"), world.slots()) == ("True/AllPodsScheduled", ["cpu-0", "cpu-1"])
+    assert world.head.name == "pong-head-3", "a head reads the groups once, at its start"

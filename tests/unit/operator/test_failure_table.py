@@ -12,9 +12,8 @@ from cormorant_operator.decide.plan import ApplyChild, CheckTemplate, CreatePod,
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.job import Unreadable, read_job
-from cormorant_operator.job_state import HeadAnswer, JobState
 from cormorant_operator.settings import OperatorDefaults
-from cormorant_testing.operator_world import BEGIN, World, changes, make_document, of_kind, running, waiting
+from cormorant_testing.operator_world import World, changes, make_document, of_kind, running, waiting
 
 
 def fail_first(world: World) -> None:
@@ -471,17 +470,3 @@ def test_drain_of_a_leader_that_went_has_its_full_time() -> None:
     assert not world.head.is_terminating
     world.say(world.head)
     assert len(of_kind(world.step().actions, DrainHead)) == 1
-
-
-# -- what an operator knows of heads first-hand -----------------------------------------------------------------------
-
-
-def test_head_is_known_from_its_first_answer_on_but_for_a_gap_or_another_head() -> None:
-    state, heard = JobState(), []
-    for at_s, uid in ((5, "u1"), (20, "u1"), (80, "u1"), (140.5, "u1"), (150, "u2")):
-        state.is_silent = state.is_token_refused = True
-        answer = HeadAnswer(pod_uid=uid, phase="Running", frames=10)
-        state.record_answer(answer, at=BEGIN + timedelta(seconds=at_s), max_gap_s=60)
-        assert (state.is_silent, state.is_token_refused) == (False, False)
-        heard.append((state.answering_since - BEGIN).total_seconds())
-    assert heard == [5, 5, 5, 140.5, 150]

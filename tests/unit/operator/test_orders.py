@@ -76,20 +76,26 @@ def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     assert world.job.status.start_time == world.now
 
 
-@pytest.mark.parametrize("is_ready", [True, False])
-def test_draining_head_keeps_its_time_and_no_longer(*, is_ready: bool) -> None:
+@pytest.mark.parametrize(("is_ready", "is_resumed"), [(True, False), (False, False), (True, True)])
+def test_draining_head_keeps_its_time_and_no_longer(*, is_ready: bool, is_resumed: bool) -> None:
     world = running(runPolicy={"drainSeconds": 100})
     world.apply(suspend=True)
     if not is_ready:
         world.unready("pong-head-1")
+    world.apply(suspend=not is_resumed)
     world.wait(99)
     plan = world.plan()
-    assert (len(world.pods), plan.poll_s) == (3, world.defaults.fast_poll_s)
+    assert (world.job.status.phase, len(world.pods), plan.poll_s) == ("Suspending", 3, world.defaults.fast_poll_s)
     assert all(not pod.is_terminating for pod in world.pods.values())
     world.then.say(world.head, frames=1700, settled=1600)
     assert (world.job.status.frames.collected, world.job.status.frames.settled) == (1700, 1600)
     world.wait(1)
-    assert all(pod.is_terminating for pod in world.pods.values())
+    ends = {(pod.role, pod.is_terminating) for pod in world.pods.values()}
+    assert ends == {("head", True), ("worker", not is_resumed)}
+    if is_resumed:
+        world.tick(60)
+        world.run()
+        assert (world.head.name, len(world.live()), world.job.status.head_restarts) == ("pong-head-2", 2, 0)
 
 
 def test_suspended_head_that_is_not_ready_has_nothing_to_drain() -> None:
@@ -97,16 +103,6 @@ def test_suspended_head_that_is_not_ready_has_nothing_to_drain() -> None:
     world.unready("pong-head-1")
     world.edit(suspend=True)
     assert {action.name for action in of_kind(world.step().actions, Delete)} == set(world.pods)
-
-
-def test_resuming_in_the_middle_does_not_call_the_drain_back() -> None:
-    world = running()
-    world.apply(suspend=True)
-    world.apply(suspend=False)
-    assert world.job.status.phase == "Suspending"
-    world.finish("pong-head-1", exit_code=143)
-    world.run()
-    assert (world.head.name, len(world.live()), world.job.status.head_restarts) == ("pong-head-2", 2, 0)
 
 
 def test_job_that_begins_suspended_has_no_pods() -> None:
@@ -118,15 +114,18 @@ def test_job_that_begins_suspended_has_no_pods() -> None:
 # -- the end of jobs -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("has_sidecar", [False, True])
-def test_head_that_ends_with_0_completes_the_job_and_workers_go(*, has_sidecar: bool) -> None:
-    world = running(runPolicy={"ttlSecondsAfterFinished": 86_400})
+@pytest.mark.parametrize(
+    ("policy", "has_sidecar", "left"),
+    [("Workers", False, 1), ("Workers", True, 0), ("None", False, 3), ("All", False, 0)],
+)
+def test_head_that_ends_with_0_completes_the_job_and_workers_go(policy: str, has_sidecar: bool, left: int) -> None:
+    world = running(runPolicy={"cleanPodPolicy": policy, "ttlSecondsAfterFinished": 86_400})
     world.finish("pong-head-1", exit_code=0, has_sidecar=has_sidecar)
     assert world.step().actions == (), "the end is written before anything is cleaned up"
     assert world.condition("Completed") == "True/AllFramesDelivered"
     world.settle()
     world.tick(60)
-    assert set(world.pods) == (set() if has_sidecar else {"pong-head-1"})
+    assert len(world.pods) == left
     assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
     assert world.job.status.head_restarts == 0
     world.tick(86_339)
@@ -147,14 +146,6 @@ def test_finished_job_without_a_ttl_stays_as_it_is() -> None:
     assert not changes(world.plan())
 
 
-@pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])
-def test_clean_pod_policy(policy: str, left: int) -> None:
-    world = running(runPolicy={"cleanPodPolicy": policy})
-    world.then.finish("pong-head-1", exit_code=0)
-    world.tick(60)
-    assert len(world.pods) == left
-
-
 def test_completion_that_nobody_saw_is_found_again() -> None:
     # The head had delivered everything and its pod was collected before the operator looked.
     world = running()
@@ -169,16 +160,6 @@ def test_completion_that_nobody_saw_is_found_again() -> None:
 
 
 # -- groups ----------------------------------------------------------------------------------------------------
-
-
-def test_groups_are_sized_each_by_itself() -> None:
-    world = running(workerGroups=[{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}])
-    assert world.slots() == ["cpu-0", "cpu-1", "gpu-0"]
-    world.apply(workerGroups=[{"name": "cpu"}])
-    world.tick(60)
-    world.run()
-    assert world.slots() == ["cpu-0", "cpu-1"]
-    assert world.head.name == "pong-head-2", "a head reads the groups once, at its start"
 
 
 def test_many_pods_are_created_in_portions() -> None:
@@ -305,23 +286,27 @@ def test_on_policy_learners_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap_s", "before", "after"),
+    ("gap_s", "before", "after", "is_known"),
     [
-        pytest.param(40, {}, {"pod_uid": "head-2"}, id="another head"),
-        pytest.param(40, {}, {"size": 3}, id="another size"),
-        pytest.param(40, {"waits": None}, {}, id="resizing"),
-        pytest.param(300, {}, {}, id="a gap between answers"),
+        pytest.param(40, {}, {"pod_uid": "head-2"}, False, id="another head"),
+        pytest.param(40, {}, {"size": 3}, True, id="another size"),
+        pytest.param(40, {"waits": None}, {}, True, id="resizing"),
+        pytest.param(60.5, {}, {}, False, id="a gap between answers"),
     ],
 )
-def test_evidence_is_of_one_head_and_one_size(gap_s: int, before: dict[str, Any], after: dict[str, Any]) -> None:
-    state = JobState()
-    for at, said in ((0, before), (gap_s, after)):
-        (_, (_, waits)) = observed(at, size=said.get("size", 2), consumer=1.0, idle=0.0)
-        answer = HeadAnswer(
-            pod_uid=said.get("pod_uid", "head-1"), phase="Running", frames=0, waits=said.get("waits", waits)
-        )
-        state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
+def test_evidence_is_of_one_head_and_one_size(
+    gap_s: float, before: dict[str, Any], after: dict[str, Any], *, is_known: bool
+) -> None:
+    state, later = JobState(), BEGIN + timedelta(seconds=60 + gap_s)
+    for at, said in ((BEGIN, before), (BEGIN + timedelta(seconds=60), before), (later, after)):
+        state.is_silent = state.is_token_refused = True
+        (_, (_, waits)) = observed(1, size=said.get("size", 2), consumer=1.0, idle=0.0)
+        uid = said.get("pod_uid", "head-1")
+        answer = HeadAnswer(pod_uid=uid, phase="Running", frames=0, waits=said.get("waits", waits))
+        state.record_answer(answer, at=at, max_gap_s=60)
+    assert (state.is_silent, state.is_token_refused) == (False, False)
     assert len(state.waits) == 1, "what was before says nothing"
+    assert state.answering_since == (BEGIN if is_known else later)
 
 
 def test_pods_follow() -> None:
