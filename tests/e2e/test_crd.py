@@ -60,10 +60,6 @@ def test_api_server_keeps_what_cannot_change(kubectl: Server, update: Update) ->
     assert update.path in answer.stderr
 
 
-def test_every_field_is_explained(kubectl: Server) -> None:
-    assert "strictly on-policy" in kubectl("explain", "collectorjob.spec.collection.weights.maxStaleness")
-
-
 def test_verdicts_agree_on_manifests_with_one_value_changed(kubectl: Server) -> None:
     @settings(max_examples=100, suppress_health_check=list(HealthCheck))
     @given(changed_manifests())

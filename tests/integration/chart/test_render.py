@@ -5,7 +5,6 @@ import json
 import re
 import runpy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -54,6 +53,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
         "logLevel=debug",
     ),
 }
+EVERY = pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
 VERSION = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 
@@ -68,21 +68,19 @@ def flags(manifests: list[Manifest]) -> list[str]:
     return list(container["args"])
 
 
+def rules(manifests: list[Manifest]) -> list[dict[str, list[str]]]:
+    return [rule for m in manifests if m["kind"] in ("Role", "ClusterRole") for rule in m["rules"]]
+
+
 def granted(manifests: list[Manifest], group: str) -> set[str]:
     """Resources of an API group that the operator may use."""
-    rules = [rule for m in manifests if m["kind"] in ("Role", "ClusterRole") for rule in m["rules"]]
-    return {resource for rule in rules if group in rule["apiGroups"] for resource in rule["resources"]}
+    return {resource for rule in rules(manifests) if group in rule["apiGroups"] for resource in rule["resources"]}
 
 
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
-    done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *sets(values), check=False)
-    assert done.returncode == 0, done.stdout
-    assert "WARNING" not in done.stdout
-
-
-@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+@EVERY
 def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ...]) -> None:
+    done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *sets(values), check=False)
+    assert (done.returncode, "WARNING" in done.stdout) == (0, False), done.stdout
     manifests = render(*values, apis=(POD_MONITOR,))
     identities = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]
     assert len(set(identities)) == len(identities)
@@ -109,11 +107,6 @@ def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ..
         assert container["resources"]["limits"]["memory"]
 
 
-def test_doctor_finds_the_operator() -> None:
-    wanted = dict(label.split("=") for label in OPERATOR.split(","))
-    assert wanted.items() <= find(render(), "Deployment")["metadata"]["labels"].items()
-
-
 def test_namespaces_mode_gives_no_right_outside_of_them() -> None:
     manifests = render("watchNamespaces={team-a,team-b}", "rbac.userRoles=false")
     assert not kinds(manifests).keys() & {"ClusterRole", "ClusterRoleBinding"}
@@ -124,14 +117,12 @@ def test_namespaces_mode_gives_no_right_outside_of_them() -> None:
     assert [flag for flag in flags(manifests) if "namespace" in flag] == ["--namespace=team-a", "--namespace=team-b"]
 
 
-def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
-    for values in VARIANTS.values():
-        for role in [m for m in render(*values) if m["kind"] in ("Role", "ClusterRole")]:
-            for rule in role["rules"]:
-                words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-                assert "*" not in words
-                assert "secrets" not in rule["resources"] or rule["verbs"] == ["create"]
-                assert not {"pods/exec", "escalate", "bind", "impersonate"} & words
+@EVERY
+def test_no_rule_has_a_wildcard_or_reads_secrets(values: tuple[str, ...]) -> None:
+    for rule in rules(render(*values)):
+        words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+        assert not {"*", "pods/exec", "escalate", "bind", "impersonate"} & words
+        assert "secrets" not in rule["resources"] or rule["verbs"] == ["create"]
 
 
 def test_crd_is_the_generated_one_and_stays_at_uninstall() -> None:
@@ -143,15 +134,13 @@ def test_crd_is_the_generated_one_and_stays_at_uninstall() -> None:
     assert "CustomResourceDefinition" not in kinds(render("crd.install=false"))
 
 
-def test_operator_understands_its_arguments(tmp_path: Path) -> None:
+@EVERY
+def test_operator_understands_its_arguments(values: tuple[str, ...], tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("0123456789abcdef" * 4)
-    for values in VARIANTS.values():
-        given = [flag if not flag.startswith("--key-file") else f"--key-file={key}" for flag in flags(render(*values))]
-        settings = read_settings(given)
-        assert settings.lease == ("ops", "cormorant")
-        assert settings.probe_port == 8080
-    (container,) = pod_template(render())["spec"]["containers"]
+    (container,) = pod_template(render(*values))["spec"]["containers"]
+    settings = read_settings([*container["args"], f"--key-file={key}"])
+    assert (settings.lease, settings.probe_port) == (("ops", "cormorant"), 8080)
     assert container["command"] == ["python", "-m", "cormorant_operator"]
 
 
@@ -194,7 +183,10 @@ def test_cuda_image_is_beside_the_cpu_image_or_named() -> None:
 
 def test_selectors_of_everything_are_the_deployments() -> None:
     manifests = render("replicas=2", "networkPolicy.enabled=true", apis=(POD_MONITOR,))
-    wanted = find(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+    deployment = find(manifests, "Deployment")
+    # `cormorant doctor` selects it, too.
+    assert dict(label.split("=") for label in OPERATOR.split(",")).items() <= deployment["metadata"]["labels"].items()
+    wanted = deployment["spec"]["selector"]["matchLabels"]
     assert find(manifests, "Service")["spec"]["selector"] == wanted
     assert find(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == wanted
     assert find(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
@@ -202,38 +194,38 @@ def test_selectors_of_everything_are_the_deployments() -> None:
     assert not wanted.items() <= find(manifests, "Pod")["metadata"]["labels"].items()
 
 
-def test_pod_monitor_is_for_clusters_that_know_the_kind() -> None:
-    assert "PodMonitor" not in kinds(render())
-    assert "PodMonitor" not in kinds(render("podMonitor.enabled=false", apis=(POD_MONITOR,)))
-    manifests = render("podMonitor.labels.release=prometheus", apis=(POD_MONITOR,))
-    monitor = find(manifests, "PodMonitor", "cormorant")
-    assert monitor["metadata"]["labels"]["release"] == "prometheus"
-    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
-    ports = pod_template(render())["spec"]["containers"][0]["ports"]
-    assert endpoint["port"] in [port["name"] for port in ports]
-    assert kinds(render("podMonitor.jobs=false", apis=(POD_MONITOR,)))["PodMonitor"] == 1
+@pytest.mark.parametrize(("kind", "block"), [("PodMonitor", "podMonitor"), ("PrometheusRule", "prometheusRule")])
+def test_objects_of_prometheus_are_for_clusters_that_know_the_kind(kind: str, block: str) -> None:
+    api = (f"monitoring.coreos.com/v1/{kind}",)
+    assert kind not in kinds(render()) | kinds(render(f"{block}.enabled=false", apis=api))
+    made = [m for m in render(f"{block}.labels.release=prometheus", apis=api) if m["kind"] == kind]
+    assert {m["metadata"]["labels"]["release"] for m in made} == {"prometheus"}
+    if kind == "PrometheusRule":
+        (rule,) = made
+        assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules" / "cormorant.yaml").read_text())
 
 
-def test_jobs_are_scraped_where_the_operator_looks_after_them() -> None:
-    def monitor(*values: str) -> dict[str, Any]:
-        manifests = render("podMonitor.labels.release=prometheus", *values, apis=(POD_MONITOR,))
-        found = find(manifests, "PodMonitor", "cormorant-jobs")
-        assert found["metadata"]["labels"]["release"] == "prometheus"
-        return dict(found["spec"])
+def test_operator_and_jobs_are_scraped_where_it_looks_after_them() -> None:
+    def monitors(*values: str) -> tuple[Manifest, Manifest]:
+        manifests = render(*values, apis=(POD_MONITOR,))
+        found = [find(manifests, "PodMonitor", name)["spec"] for name in ("cormorant", "cormorant-jobs")]
+        return found[0], found[1]
 
-    assert monitor()["namespaceSelector"] == {"any": True}
-    assert monitor("watchNamespaces={a,b}")["namespaceSelector"] == {"matchNames": ["a", "b"]}
-    job, defaults = make_job(), OperatorDefaults()
-    (group,) = job.spec.worker_groups
-    origin = PodOrigin(base_image="i")
-    head = head_pod(job, defaults, origin, epoch=1, floor_frames=0)
-    worker = worker_pod(job, defaults, origin, group=group, index=0, attempt=0)
-    selector = monitor()["selector"]["matchLabels"]
-    scraped = {endpoint["port"] for endpoint in monitor()["podMetricsEndpoints"]}
-    for pod in (head, worker):
-        assert selector.items() <= pod["metadata"]["labels"].items()
+    def is_scraped(pod: Manifest, monitor: Manifest) -> bool:
         (container,) = pod["spec"]["containers"]
-        assert len(scraped & {port["name"] for port in container["ports"]}) == 1
+        scraped = {endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]}
+        is_chosen = monitor["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+        return is_chosen and len(scraped & {port["name"] for port in container["ports"]}) == 1
+
+    operator, jobs = monitors()
+    assert is_scraped(pod_template(render()), operator)
+    job, origin = make_job(), PodOrigin(base_image="i")
+    assert is_scraped(head_pod(job, OperatorDefaults(), origin, epoch=1, floor_frames=0), jobs)
+    (group,) = job.spec.worker_groups
+    assert is_scraped(worker_pod(job, OperatorDefaults(), origin, group=group, index=0, attempt=0), jobs)
+    assert jobs["namespaceSelector"] == {"any": True}
+    assert monitors("watchNamespaces={a,b}")[1]["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    assert kinds(render("podMonitor.jobs=false", apis=(POD_MONITOR,)))["PodMonitor"] == 1
 
 
 def test_network_policy_lets_the_operator_reach_heads() -> None:
@@ -325,15 +317,6 @@ def test_pods_run_on_linux_and_jobs_on_the_images_architectures() -> None:
     spec = pod_template(render("nodeSelector.disk=ssd"))["spec"]
     assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert "--architecture=amd64" in spec["containers"][0]["args"]
-
-
-def test_prometheus_rules_equal_the_plain_file() -> None:
-    assert "PrometheusRule" not in kinds(render())
-    api = ("monitoring.coreos.com/v1/PrometheusRule",)
-    assert "PrometheusRule" not in kinds(render("prometheusRule.enabled=false", apis=api))
-    rule = find(render("prometheusRule.labels.release=prometheus", apis=api), "PrometheusRule")
-    assert rule["metadata"]["labels"]["release"] == "prometheus"
-    assert rule["spec"] == yaml.safe_load((CHART / "files" / "rules" / "cormorant.yaml").read_text())
 
 
 def test_dashboards_are_config_maps_that_the_sidecar_finds() -> None:

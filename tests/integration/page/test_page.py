@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import gymnasium
-import numpy as np
 import psutil
 import pytest
-import safetensors.numpy
 from playwright.sync_api import Browser
 
+import cormorant
 from cormorant.policies import mlp
 from cormorant_api.live.moments import report_of
 from cormorant_testing import browser as browser_module
@@ -62,14 +60,10 @@ def paused(api: Api, owner: str = "tests") -> Iterator[None]:
         api.post("/v1/resume", {"owner": owner})
 
 
-def publish_zeros(api: Api) -> int:
-    """Publish zeros for every tensor of the policy; returns the version."""
-    env = gymnasium.make("CartPole-v1")
-    tensors = mlp(env.observation_space, env.action_space).state_dict()
-    zeros = safetensors.numpy.save({name: np.zeros(tensor.shape, np.float32) for name, tensor in tensors.items()})
-    published = api.put("/v1/models/policy/weights", zeros, Prefer="wait=60")
-    assert published.status == 200, published.body
-    return int(published.json["version"])
+def publish(api: Api) -> int:
+    """Publish weights; returns their version."""
+    with cormorant.connect(f"http://127.0.0.1:{api.port}", token=api.token) as fleet:
+        return fleet.publish(mlp(*fleet.spaces), wait=60).version
 
 
 @pytest.fixture
@@ -182,7 +176,7 @@ def test_it_pauses_a_real_job_and_lets_it_go_on(writer: Api, browser: Browser) -
 
 
 def test_weights_have_a_history_with_receipts(writer: Api, board: Watching) -> None:
-    version = publish_zeros(writer)
+    version = publish(writer)
     board.wait_for_text("#version", str(version))
     row = board.page.get_by_role("row").filter(has=board.page.get_by_role("button", name=f"Version {version},"))
     row.wait_for()
@@ -258,7 +252,7 @@ def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) 
 def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("write")
     drawn = "document.querySelectorAll('{} {}').length"
-    publish_zeros(api)  # without a publish there is no lag to draw
+    publish(api)  # without a publish there is no lag to draw
     with watching(browser, api.port, api.token) as watched:
         # Progress and the time left.
         watched.wait_for_text("#target", "of 1,000,000,000,000 (0.0 %), about ")
@@ -338,7 +332,7 @@ AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("place", ["sign-in", "board"])
 def test_everybody_can_read_it(writer: Api, browser: Browser, scheme: Any, place: str) -> None:
-    publish_zeros(writer)
+    publish(writer)
     token = writer.token if place == "board" else ""
     with watching(browser, writer.port, token, color_scheme=scheme) as watched:
         if place == "sign-in":

@@ -45,13 +45,6 @@ class Watching:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
 
-    def open(self, token: str = "") -> "Watching":
-        self.page.goto(f"{self.origin}/")
-        if token:
-            self.enter(token)
-            self.page.locator("#board").wait_for()
-        return self
-
     def enter(self, token: str) -> None:
         self.page.locator("#sign-in").wait_for()
         self.page.fill("#token", token)
@@ -80,7 +73,11 @@ def watching(
     """In the block nothing leaves the origin, no script fails and nothing is refused but answers that `may_fail`."""
     context = browser.new_context(**options)
     try:
-        watched = Watching(context, port).open(token)
+        watched = Watching(context, port)
+        watched.page.goto(f"{watched.origin}/")
+        if token:
+            watched.enter(token)
+            watched.page.locator("#board").wait_for()
         yield watched
         urls = [urlsplit(url) for url in watched.requests if not url.startswith(f"{watched.origin}/")]
         assert [url.geturl() for url in urls if url.scheme not in ("blob", "data")] == []

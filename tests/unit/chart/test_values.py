@@ -35,13 +35,6 @@ def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[st
 LEAVES = {name: node for name, node in nodes(SCHEMA) if "properties" not in node}
 
 
-def flow(value: Any) -> str:
-    """A value on one line, as YAML in flow style; strings stay in quotes."""
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {flow(item)}" for key, item in value.items()) + "}"
-    return "[" + ", ".join(map(flow, value)) + "]" if isinstance(value, list) else json.dumps(value)
-
-
 def commented(text: str) -> dict[str, str]:
     """The comment above each line of values.yaml, by the dotted name of the value."""
     found: dict[str, str] = {}
@@ -74,7 +67,7 @@ def test_values_schema_and_readme_say_the_same() -> None:
         words = leaf["description"].replace("|", "\\|")
         assert words.endswith("."), name
         choices = " One of " + ", ".join(f"`{choice}`" for choice in leaf["enum"]) + "." if "enum" in leaf else ""
-        rows.append(f"| `{name}` | `{flow(value)}` | {words}{choices} |")
+        rows.append(f"| `{name}` | `{json.dumps(value)}` | {words}{choices} |")
     table = (CHART / "README.md").read_text().partition("| value | default | |\n| --- | --- | --- |\n")[2]
     assert table.splitlines() == rows
 

@@ -12,7 +12,7 @@ from typing import Any
 import promql_parser
 import pytest
 from charts.monitoring.dashboards import dashboards
-from charts.monitoring.expressions import ALERTS, RECORDINGS, Alert
+from charts.monitoring.expressions import ALERTS, RECORDINGS, Alert, Recording
 
 from cormorant_contract.metrics import (
     ALL_METRICS,
@@ -115,10 +115,6 @@ def test_series_stay_within_the_budgets_of_the_docs() -> None:
     )
 
 
-def test_no_other_file_is_shipped() -> None:
-    assert {path.stem for path in FILES.glob("*")} == set(MADE)
-
-
 @pytest.mark.parametrize(("expr", "legend"), QUERIES)
 def test_queries_keep_to_metrics_labels_and_the_chosen_job(expr: str, legend: str) -> None:
     assert "[" not in expr.replace("[$__rate_interval]", ""), "Grafana chooses the windows of rates"
@@ -145,7 +141,8 @@ def test_dashboards_have_links_and_variables_and_panels_say_what_they_show(dashb
         assert len({panel[unique] for panel in found}) == len(found)
 
 
-def test_series_of_the_fleet_lead_to_the_job() -> None:
+def test_series_of_the_fleet_lead_to_the_job_and_no_other_file_is_shipped() -> None:
+    assert {path.stem for path in FILES.glob("*")} == set(MADE)
     found = panels(MADE["cormorant-fleet"])
     by_job = [panel for panel in found if "{{collectorjob}}" in panel["targets"][0]["legendFormat"]]
     assert by_job
@@ -156,27 +153,19 @@ def test_series_of_the_fleet_lead_to_the_job() -> None:
 
 
 RECORDED = {rule.record: grouping(rule.expr) for rule in RECORDINGS}
-RULES = [(rule.record, rule.expr) for rule in RECORDINGS] + [(alert.alert, alert.expr) for alert in ALERTS]
-NAMES = [alert.alert for alert in ALERTS]
 
 
-@pytest.mark.parametrize(("name", "expr"), RULES, ids=[name for name, _ in RULES])
-def test_metrics_and_labels_of_rules_exist(name: str, expr: str) -> None:
-    check_labels(expr, KNOWN | RECORDED)
-
-
-@pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
-def test_alerts_name_labels_that_their_expression_keeps(alert: Alert) -> None:
-    named = set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description))
-    kept = grouping(alert.expr)
-    for metric, _ in selectors(alert.expr):
-        kept |= RECORDED.get(metric, frozenset())
-    assert named <= kept
+@pytest.mark.parametrize("rule", [*RECORDINGS, *ALERTS], ids=lambda rule: getattr(rule, "alert", "recording"))
+def test_rules_name_metrics_and_labels_that_exist_and_alerts_those_they_keep(rule: Recording | Alert) -> None:
+    check_labels(rule.expr, KNOWN | RECORDED)
+    if isinstance(rule, Alert):
+        kept = grouping(rule.expr).union(*(RECORDED.get(metric, frozenset()) for metric, _ in selectors(rule.expr)))
+        assert set(re.findall(r"\$labels\.(\w+)", rule.summary + rule.description)) <= kept
 
 
 def test_every_alert_and_no_other_has_a_runbook() -> None:
     text = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
     sections = re.findall(r"^## (Cormorant\w+)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
-    assert sorted(name for name, _ in sections) == sorted(NAMES)
+    assert sorted(name for name, _ in sections) == sorted(alert.alert for alert in ALERTS)
     for name, section in sections:
         assert [word for word in ("**Means.**", "**Look.**", "**Do.**") if word not in section] == [], name
