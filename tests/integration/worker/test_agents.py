@@ -1,6 +1,5 @@
 """Environments of several agents, frame by frame against a plain loop; those of collectors are in `test_parties.py`."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -140,22 +139,15 @@ def test_nested_observations_and_several_choices_of_an_agent() -> None:
         assert torch.equal(following["told", "0"][..., 2][acts], steps + 1)
 
 
-class Strange(Party):
-    """Its agents are not those that it names."""
-
-    def __init__(self, what: str) -> None:
-        super().__init__()
-        self._what = what
-
+class Unknown(Party):
     @property
     def agents(self) -> list[str]:
-        return [*super().agents, *(["gray_0"] if self._what == "unknown" else [])]
+        return [*super().agents, "gray_0"]
 
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
-        found = super().reset(seed=seed)
-        if self._what == "unseen":
-            found[0].pop(self.agents[0])
-        return found
+
+class Unseen(Party):
+    def _look(self, did: Any) -> Any:
+        return {agent: seen for agent, seen in super()._look(did).items() if agent != "red_0"}
 
 
 def zoo(**block: Any) -> Document:
@@ -187,14 +179,14 @@ def test_what_fits_no_groups_is_refused(env: Document, sentence: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "sentence"),
+    ("env", "sentence"),
     [
-        ("unknown", r"has the agent gray_0, which possible_agents does not have"),
-        ("unseen", r"returned no observation of \w+_\d, which is in its agents; return one, or take it out"),
+        (Unknown, "has the agent gray_0, which possible_agents does not have"),
+        (Unseen, "returned no observation of red_0, which is in its agents; return one, or take it out"),
     ],
 )
-def test_agents_that_do_not_appear_are_named(what: str, sentence: str) -> None:
-    with pytest.raises(EnvCrashed, match=sentence), make_collector(env=partial(Strange, what)) as collector:
+def test_agents_that_do_not_appear_are_named(env: Any, sentence: str) -> None:
+    with pytest.raises(EnvCrashed, match=sentence), make_collector(env=env) as collector:
         collector.collect(num_steps=10)
 
 

@@ -26,7 +26,6 @@ class Checker(FrameLoop):
     options: Mapping[str, Any] = field(default_factory=dict)
     """Of the CountingEnv."""
     action: str = "discrete"
-    num_groups: int = 1
     acts_by_version: bool = False
     """The policy is `versioned`: the first number of each action is the version of the weights that chose it."""
     versions: bool = True
@@ -47,8 +46,7 @@ class Checker(FrameLoop):
 
     def _open(self, key: Attempt, column: int) -> Stream:
         group, index, attempt, epoch = key
-        slot = {"group_number": group, "num_groups": self.num_groups, "index": index}
-        path = WorkerPlace(seed=self.job_seed, attempt=attempt, epoch=epoch, **slot)
+        path = WorkerPlace(seed=self.job_seed, group_number=group, index=index, attempt=attempt, epoch=epoch)
         return Stream(ident=path.env_seeds(self.num_envs)[column] % IDENT_MODULUS)
 
     def _place(self, f: Frame, s: Stream) -> tuple[int | None, int, int]:

@@ -38,6 +38,7 @@ OBSERVATION_SPACES: dict[str, spaces.Space[Any]] = {
         (spaces.Box(-np.inf, np.inf, (2, 2), np.float32), spaces.MultiDiscrete([IDENT_MODULUS, 1_000_000]))
     ),
     "discrete": spaces.Discrete(2**62),
+    "narrow": spaces.Discrete(100, dtype=np.int32),
     "multi_discrete": spaces.MultiDiscrete([IDENT_MODULUS, 1_000_000, 1_000_000]),
     "multi_binary": spaces.MultiBinary(24),
     "nested": spaces.Dict(
@@ -53,6 +54,7 @@ OBSERVATION_SPACES: dict[str, spaces.Space[Any]] = {
 ACTION_SPACES: dict[str, spaces.Space[Any]] = {
     "discrete": spaces.Discrete(5),
     "discrete_start": spaces.Discrete(5, start=10),
+    "narrow": spaces.Discrete(5, dtype=np.int8),
     "box": spaces.Box(-100.0, 100.0, (2,), np.float32),
     "multi_discrete": spaces.MultiDiscrete([3, 4]),
     "multi_binary": spaces.MultiBinary(3),
@@ -85,6 +87,8 @@ def observe(kind: str, ident: int, episode: int, step: int, echoed: float) -> An
             return (np.array(counts, np.float32).reshape(2, 2), np.array([ident, step], np.int64))
         case "discrete":
             return (ident * 1_000_000 + episode) * 1_000_000 + step
+        case "narrow":
+            return step
         case "multi_discrete":
             return np.array([ident, episode, step], np.int64)
         case "multi_binary":

@@ -4,7 +4,6 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -12,21 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.collecting import SEEDS, env_groups_of, make_checker, make_collector, make_job
-from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.place import WorkerPlace, egl_device
 from cormorant_worker.collect.trajectories import trajectory_base
-from cormorant_worker.envs.gymnasium_env import MadeEnvs
 from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
-from cormorant_worker.envs.single_envs import InlineVectorEnv
 from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of
-from cormorant_worker.policy.actor import Actor, PolicyActor, load_policy
-from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Arrays
-from cormorant_worker.weights.staged import StagedWeights
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
@@ -192,37 +186,14 @@ def test_batches_have_the_names_and_keys_of_torchrl() -> None:
     assert torch.equal(batch["extra", "twin"], batch["observation"][..., :2])
 
 
-class Narrow(CountingEnv):
-    """Of whole numbers of 4 bytes, and one action a byte."""
+def test_an_action_of_one_byte_may_be_a_wider_number_that_fits() -> None:
+    def acting(action: int) -> Collector:
+        return make_collector(action="narrow", policy="constant", policy_kwargs={"action": action})
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.action_space = gymnasium.spaces.Discrete(5, dtype=np.int8)
-        self.observation_space = gymnasium.spaces.Discrete(100, dtype=np.int32)
-
-    def _observe(self, hurt: str) -> Any:
-        return self._counts.step
-
-
-@pytest.mark.parametrize(("action", "words"), [(None, ""), (4, ""), (5, r"is 5 .*outside"), (257, "is int64 with 257")])
-def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> None:
-    env = InlineVectorEnv(MadeEnvs([Narrow] * 3), seeds=[1, 2, 3])
-    space = env.action_space
-    random = RandomActor(space, 7)
-    actor: Actor = random
-    if action is not None:
-        models = load_policy("cormorant_testing.policies:constant", {"action": action}, env.observation_space, space)
-        actor = PolicyActor(models, env.observation_space, space, device=torch.device("cpu"))
-    config = CollectorConfig(seeds=SEEDS)
-    with Collector([env], actor, config=config, warmup=random, weights=StagedWeights({})) as collector:
-        if words:
-            with pytest.raises((InvalidAction, PolicyMismatch), match=words):
-                collector.collect(num_steps=9)
-            return
-        batch = collector.collect(num_steps=9)
-    assert (batch["observation"].dtype, batch["action"].dtype) == (torch.int32, torch.int8)
-    assert batch["observation"].tolist() == [[0, 1, 2]] * 3
-    assert set(batch["action"].flatten().tolist()) <= ({action} if action is not None else set(range(5)))
+    assert acting(4).collect(num_steps=9)["action"].unique().tolist() == [4]
+    for action, words in ((5, r"is 5 .*outside"), (257, "is int64 with 257")):
+        with pytest.raises((InvalidAction, PolicyMismatch), match=words):
+            acting(action).collect(num_steps=9)
 
 
 @pytest.mark.parametrize(

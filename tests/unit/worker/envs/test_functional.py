@@ -1,6 +1,5 @@
 """Functional environments, frame by frame against plain loops over the raw functions, and what is refused."""
 
-from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
 
@@ -8,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
 from cormorant_contract.env import Env
 from cormorant_testing.functional import Ball, CartPole, Walk, brax, gymnax, jumanji, plain
@@ -26,20 +24,11 @@ N, STEPS = 6, 24
 
 
 @pytest.fixture(scope="module", autouse=True)
-def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Compiling is nearly all that these tests do, and most of them compile what others have."""
-    wanted = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("jax")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {name: getattr(jax.config, name) for name in wanted}
-    for name, value in wanted.items():
-        jax.config.update(name, value)
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
-    reset_cache()
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Compiling is nearly all that these tests do, and most of them, and of later ones, compile what others have."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
 SEEDS = tuple(range(100, 100 + N))
