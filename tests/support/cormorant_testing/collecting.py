@@ -125,7 +125,7 @@ def assert_same(found: Iterable[TensorDict], wanted: Iterable[TensorDict], *, bu
     """Every value of every batch, but for some keys."""
     for ours, theirs in zip(found, wanted, strict=True):
         keys = set(theirs.keys(True, True))
-        assert set(ours.keys(True, True)) == keys
+        assert (set(ours.keys(True, True)), ours.shape, ours.names) == (keys, theirs.shape, theirs.names)
         for key in keys - {*but}:
             np.testing.assert_array_equal(ours[key].numpy(), theirs[key].numpy(), str(key), strict=True)
 

@@ -42,10 +42,7 @@ class StubHeads(ScriptedHead):
     def __init__(self) -> None:
         self.by_job: dict[str, StubHead] = {}
         super().__init__(self._answer)
-
-    @property
-    def url(self) -> str:
-        return f"{super().url}/{{job}}"
+        self.url += "/{job}"
 
     def _answer(self, heard: Heard) -> Say:
         job, _, path = heard.path.lstrip("/").partition("/")

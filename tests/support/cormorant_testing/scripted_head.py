@@ -3,13 +3,17 @@
 import json
 import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Self
+from typing import Any
 
 from cormorant_contract.rest.problems import TYPE_PREFIX
+
+UPDATE = {
+    "update_id": "u7", "model": "policy", "models": [], "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
+    "tensors": 1, "state": "staged", "workers": {"total": 1, "acked": 0, "failed": 0}, "receipts": [],
+    "staged_at": "2026-01-01T00:00:00Z", "timings": {},
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,8 +23,6 @@ class Say:
     headers: dict[str, str] = field(default_factory=dict)
     breaks: bool = False
     """Close the connection instead of answering."""
-    early: bool = False
-    """Answer before the request's body was read."""
 
 
 def problem(status: int, kind: str, **members: Any) -> Say:
@@ -44,83 +46,57 @@ def job_status(**changes: Any) -> dict[str, Any]:
     return nothing | changes
 
 
+@dataclass(frozen=True)
 class Heard:
-    """One request. Its body is read when it is asked for, at the latest before the answer is sent."""
-
-    def __init__(self, handler: BaseHTTPRequestHandler) -> None:
-        self.method, self.path = handler.command, handler.path
-        self.headers = {name.lower(): value for name, value in handler.headers.items()}
-        self._file = handler.rfile
-
-    @cached_property
-    def body(self) -> bytes:
-        return self._file.read(int(self.headers.get("content-length", 0)))
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
 
 
-class ScriptedHead:
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: "ScriptedHead"
+
+    def _any(self) -> None:
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        heard = Heard(self.command, self.path, headers, body)
+        said = self.server.answer(heard)
+        self.server.heard.append(heard)
+        if said.breaks:
+            self.close_connection = True
+            self.connection.close()
+            return
+        self.send_response(said.status)
+        for name, value in said.headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(said.body)))
+        self.end_headers()
+        self.wfile.write(said.body)
+
+    do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = _any  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class ScriptedHead(ThreadingHTTPServer):
     """Answers by a function of the request; remembers what it heard."""
 
     def __init__(self, answer: Callable[[Heard], Say]) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
         self.heard: list[Heard] = []
-        head = self
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
+    def handle_error(self, *_: object) -> None:
+        pass
 
-            def _any(self) -> None:
-                heard = Heard(self)
-                said = answer(heard)
-                heard.body = b"" if said.early else heard.body
-                head.heard.append(heard)
-                if said.breaks:
-                    self.close_connection = True
-                    self.connection.close()
-                    return
-                self.send_response(said.status)
-                for name, value in said.headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(said.body)))
-                self.end_headers()
-                self.wfile.write(said.body)
-                self.close_connection = said.early or self.close_connection
-
-            do_GET = do_PATCH = do_PUT = do_POST = do_DELETE = _any  # noqa: N815
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-            def finish(self) -> None:
-                with suppress(OSError, ValueError):
-                    super().finish()
-
-        class Server(ThreadingHTTPServer):
-            daemon_threads = True
-
-            def handle_error(self, *_: object) -> None:
-                pass
-
-        self._server = Server(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        return int(self._server.server_address[1])
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def server_close(self) -> None:
+        self.shutdown()
+        super().server_close()
 
 
 def in_turn(*answers: Say) -> Callable[[Heard], Say]:

@@ -20,9 +20,10 @@ from cormorant_api.errors import StoreError
 from cormorant_api.weights.publisher import WeightPublisher
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_api.weights.updates import UpdateTracker, update_id, version_of
-from cormorant_contract.rest.updates import Update, UpdateTimings, WorkerCounts
+from cormorant_contract.rest.updates import Update
 from cormorant_testing.clock import Clock
 from cormorant_testing.cost import lines_run
+from cormorant_testing.scripted_head import UPDATE
 from cormorant_worker.fleet.stats import WorkerReceipts
 from cormorant_worker.normalize import RunningMoments, Statistics
 from cormorant_worker.weights.staged import PolicyVersion
@@ -180,22 +181,8 @@ class Board:
         )
 
     def stage(self, version: int, *models: str) -> None:
-        staged = Update(
-            update_id=update_id(version),
-            model="policy",
-            models=models or ("policy",),
-            version=version,
-            digest="xxh3:1",
-            etag='"1"',
-            bytes=10,
-            tensors=2,
-            state="staged",
-            workers=WorkerCounts(total=0, acked=0, failed=0),
-            receipts=(),
-            staged_at=datetime.now(UTC),
-            timings=UpdateTimings(),
-        )
-        self.tracker.stage(staged, received=self.clock.now)
+        named = {"version": version, "update_id": update_id(version), "models": models or ("policy",)}
+        self.tracker.stage(Update.model_validate({**UPDATE, **named}), received=self.clock.now)
 
     def hand_over(self, version: int, *, applied: tuple[str, ...] = (), waiting: tuple[str, ...]) -> None:
         receipt = WorkerReceipts(version=PolicyVersion(version), applied=applied, waiting=waiting)

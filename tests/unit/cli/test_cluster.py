@@ -220,7 +220,7 @@ def answer(heard: Heard) -> Say:
 @forwards
 def test_a_jobs_head_is_reached_through_the_api_server(forwarding: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     before = threading.excepthook
-    with ScriptedHead(answer) as head, forwarding(head.port) as server:
+    with ScriptedHead(answer) as head, forwarding(head.server_port) as server:
         with cormorant.connect("pong") as client:
             assert client.models().version == 5
             assert client.weights().numpy()["w"].tolist() == list(range(500_000))
@@ -252,7 +252,7 @@ def test_an_empty_token_file_does_not_mean_the_jobs_secret(forwarding: Any, tmp_
 
 @forwards
 def test_a_port_forward_that_is_not_answered_ends_in_time(forwarding: Any) -> None:
-    with ScriptedHead(answer) as head, forwarding(head.port) as server:
+    with ScriptedHead(answer) as head, forwarding(head.server_port) as server:
         server.answers.clear()
         with (
             cormorant.connect("pong", token="mine", timeout_s=0.3, reconnect_s=0) as client,
@@ -269,7 +269,7 @@ def test_a_head_that_goes_is_told_and_its_successor_is_found(forwarding: Any) ->
 
     with (
         ScriptedHead(close) as head,
-        forwarding(head.port) as server,
+        forwarding(head.server_port) as server,
         cormorant.connect("pong", token="mine", reconnect_s=0.2) as client,
     ):
         assert client.models().version == 5

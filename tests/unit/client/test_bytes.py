@@ -14,15 +14,15 @@ import safetensors.torch
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tensordict import TensorDict
 from torch import nn
+from torch.testing import assert_close
 
 from cormorant_client.delivery import Delivery, decode
 from cormorant_client.errors import BadBatch, WeightsError
 from cormorant_client.publishing import PulledWeights, make_body
 from cormorant_contract.tensor_file import ITEM_BYTES, parse_header
 from cormorant_postproc import MultiStep, split_trajectories
-from cormorant_testing.collecting import SEEDS, make_collector
+from cormorant_testing.collecting import SEEDS, assert_same, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import weights_file
@@ -69,17 +69,6 @@ def decoded(data: bytes) -> Delivery:
     return decode(memoryview(bytearray(data)))
 
 
-def assert_same(found: TensorDict, expected: TensorDict) -> None:
-    keys = set(expected.keys(True, True))
-    assert set(found.keys(True, True)) == keys
-    assert found.shape == expected.shape
-    assert found.names == expected.names
-    for key in keys:
-        assert found[key].dtype == expected[key].dtype, key
-        assert found[key].shape == expected[key].shape, key
-        assert torch.equal(found[key], expected[key]), key
-
-
 @given(
     quotas=st.lists(st.lists(st.integers(1, 6), min_size=2, max_size=2), min_size=1, max_size=3),
     lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
@@ -92,7 +81,7 @@ def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: lis
         block for index, quota in enumerate(quotas) for block in blocks_of([quota, quota], index=index, **options)[1:]
     ]
     _, data = lent(*blocks, mode="sync")  # before to_tensordict, which zeroes the padding of its block
-    assert_same(decoded(data).tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
+    assert_same([decoded(data).tensordict()], [stack_workers([to_tensordict(block) for block in blocks])])
 
 
 @pytest.mark.parametrize(
@@ -112,7 +101,7 @@ def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) 
     for chosen, mode in ((blocks[:1], "async"), (blocks[1:2], "async"), (blocks, "sync")):
         loan, data = lent(*chosen, mode=mode)
         batch = decoded(data)
-        assert_same(batch.tensordict(), loan.tensordict())
+        assert_same([batch.tensordict()], [loan.tensordict()])
         assert (batch.id, batch.delivery, batch.min_version, batch.max_version) == ("e-4", 2, 2, 5)
         assert (batch.num_frames, batch.mode) == (loan.num_frames, mode)
         assert [(part.worker, part.attempt) for part in batch.parts] == [(f"cpu-{i}", i) for i in range(len(chosen))]
@@ -127,7 +116,7 @@ def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
 
 def test_bytes_that_may_not_be_written_are_copied() -> None:
     block = blocks_of([(4, 2)])[0]
-    assert_same(decode(memoryview(lent(block)[1])).tensordict(), to_tensordict(block))
+    assert_same([decode(memoryview(lent(block)[1])).tensordict()], [to_tensordict(block)])
 
 
 def test_a_worker_without_a_step_takes_its_place() -> None:
@@ -230,21 +219,14 @@ def test_post_processing_travels_with_the_batch() -> None:
     asked = {"multi_step": {"steps": 2, "gamma": 0.5}, "split_trajectories": True}
     loan, data = lent(block, post_processing=asked)
     expected = split_trajectories(MultiStep(gamma=0.5, n_steps=2)(to_tensordict(block)))
-    assert_same(loan.tensordict(), expected)
+    assert_same([loan.tensordict()], [expected])
     batch = decoded(data)
-    assert_same(batch.tensordict(), expected)
+    assert_same([batch.tensordict()], [expected])
     assert batch.numpy()["next"]["reward"].shape == (3, 5, 1)  # as they were collected
 
 
 def loaded(weights: Any, **options: Any) -> dict[str, torch.Tensor]:
     return safetensors.torch.load(b"".join(make_body(weights, **options).pieces))
-
-
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert found.keys() == expected.keys()
-    for name, tensor in expected.items():
-        assert found[name].dtype == tensor.dtype
-        assert torch.equal(found[name], tensor), name
 
 
 DTYPES = [
@@ -258,7 +240,7 @@ def test_every_dtype_and_shape_arrives() -> None:
     given |= {"scalar": torch.tensor(7.5), "empty": torch.zeros(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
     arrays = {"array": np.arange(4, dtype=np.int32), "fortran": np.asfortranarray(np.arange(6.0).reshape(2, 3))}
     expected = given | {name: torch.from_numpy(array) for name, array in arrays.items()}
-    assert_equal(loaded(given | arrays), {name: tensor.contiguous() for name, tensor in expected.items()})
+    assert_close(loaded(given | arrays), expected, rtol=0, atol=0)
 
 
 def test_modules_tied_weights_and_several_models() -> None:
@@ -266,7 +248,7 @@ def test_modules_tied_weights_and_several_models() -> None:
     second = nn.Linear(3, 3)
     second.weight = first.weight
     module = nn.Sequential(first, second)
-    assert_equal(loaded(module), dict(module.state_dict()))
+    assert_close(loaded(module), dict(module.state_dict()), rtol=0, atol=0)
     assert make_body(module).pieces == make_body(module.state_dict()).pieces, "equal weights are equal bytes"
     body = make_body({"actor": nn.Linear(2, 1), "critic": {"w": torch.ones(2)}})
     assert body.model == ""
@@ -287,7 +269,7 @@ def test_pulled_weights_are_views_and_load_into_a_module() -> None:
     data = memoryview(bytearray(b"".join(make_body({"policy": module}).pieces)))
     pulled = PulledWeights("policy", 4, data)
     assert pulled.version == 4
-    assert_equal(pulled.state_dict(), dict(module.state_dict()))
+    assert_close(pulled.state_dict(), dict(module.state_dict()), rtol=0, atol=0)
     nn.Linear(3, 2).load_state_dict(pulled.state_dict())
     with pytest.raises(WeightsError, match="state_dict"):
         pulled.numpy()

@@ -8,7 +8,6 @@ import inspect
 import json
 import socket
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -24,18 +23,13 @@ from cormorant_client.aio import AsyncBatches
 from cormorant_client.head import HeadConnection
 from cormorant_client.transport import Transport, parse_address
 from cormorant_testing.clock import Clock
-from cormorant_testing.scripted_head import Heard, Say, ScriptedHead, in_turn, job_status, problem
+from cormorant_testing.scripted_head import UPDATE, Heard, Say, ScriptedHead, in_turn, job_status, problem
 from cormorant_testing.scripts import unused_port
 
 pytestmark = pytest.mark.anyio
 LEASE = {
     "id": "p1", "owner": "o", "reason": "", "state": "paused",
     "created_at": "2026-01-01T00:00:00Z", "expires_at": "2026-01-01T00:00:00Z",
-}  # fmt: skip
-UPDATE = {
-    "update_id": "u7", "model": "policy", "models": [], "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
-    "tensors": 1, "state": "staged", "workers": {"total": 1, "acked": 0, "failed": 0}, "receipts": [],
-    "staged_at": "2026-01-01T00:00:00Z", "timings": {},
 }  # fmt: skip
 
 
@@ -214,18 +208,6 @@ def test_weights_that_nobody_took_are_an_error() -> None:
         assert head.heard[-1].headers["prefer"] == "wait=0.1"
 
 
-def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
-    refused = Say(401, problem(401, "unauthenticated", detail="no such token").body, early=True)
-    with (
-        ScriptedHead(publishing(refused)) as head,
-        connect(head.url, token="x", reconnect_s=0) as client,
-        # Whether the answer or the reset comes first is up to the kernel: both are errors, at once.
-        pytest.raises((errors.Unauthenticated, errors.HeadUnreachable)),
-    ):
-        client.publish({"w": np.zeros(4_000_000)})
-    assert head.heard[-1].headers["authorization"] == "Bearer x"
-
-
 def serving(**status: object):  # type: ignore[no-untyped-def]
     """Answers of a port with this status, and the weights of version 5."""
     weights = Say(body=safetensors.numpy.save({"w": np.ones(2)}), headers={"Cormorant-Policy-Version": "5"})
@@ -236,7 +218,7 @@ def serving(**status: object):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize(("data_epoch", "is_up"), [("e", True), ("another", True), ("e", False)])
 def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str, is_up: bool) -> None:
     with ScriptedHead(serving(epoch=data_epoch)) as bulk:
-        port = bulk.port if is_up else unused_port()
+        port = bulk.server_port if is_up else unused_port()
         with ScriptedHead(serving(data_port=port)) as head, connect(head.url, reconnect_s=0) as client:
             assert [client.weights().version for _ in range(2)] == [5, 5]
     served = [heard.path for heard in bulk.heard if "weights" in heard.path]
@@ -297,13 +279,6 @@ def test_a_connection_that_is_read_to_its_end_after_the_close_is_closed() -> Non
 def test_token_is_not_in_the_repr_of_a_connection() -> None:
     transport = Transport(token="secret", timeout_s=1)
     assert "secret" not in repr(HeadConnection(address=parse_address("http://h"), transport=transport, reconnect_s=5))
-
-
-def test_the_iteration_ends_when_the_head_stays_away() -> None:
-    with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.deliveries() as batches:
-        for _ in range(2):
-            with pytest.raises(errors.HeadUnreachable):
-                next(batches)
 
 
 class Numbers:
@@ -445,55 +420,36 @@ async def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
     assert (numbers.acked, len(numbers.released)) == ([], 1)
 
 
-async def test_closing_does_not_wait_for_an_acknowledgement_that_the_head_does_not_hear() -> None:
+@pytest.mark.parametrize("is_patient", [False, True])
+async def test_a_block_awaits_acknowledgements_of_all_iterations_and_close_does_not(is_patient: bool) -> None:
     may_end, ended = threading.Event(), list[bool]()
     client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
     batches: Any = SimpleNamespace(close=print, __exit__=lambda *_: ended.append(may_end.wait(30)))
-    client._stream = AsyncBatches(batches, client._call)
-    client.streaming_split(1)
-    await client.close()
-    assert ended == []
+    for _ in range(2):
+        client._stream = AsyncBatches(batches, client._call)
+        client.streaming_split(1)
+    if is_patient:
+        asyncio.get_running_loop().call_later(0.3, may_end.set)
+    await (client.__aexit__(None) if is_patient else client.close())
+    assert ended == [True, True] * is_patient
     may_end.set()
 
 
-async def test_a_block_ends_after_every_iteration_that_was_begun_in_it() -> None:
-    ended: list[int] = []
+async def test_a_pause_whose_entry_or_exit_was_cancelled_is_given_back() -> None:
+    is_asked, may_come, resumed = threading.Event(), threading.Event(), threading.Semaphore(0)
+    lease = SimpleNamespace(resume=resumed.release)
+    lease.__enter__ = lambda: is_asked.set() or (may_come.wait(20) and lease)
+    fake: Any = SimpleNamespace(pause=lambda **_: lease, close=print)
     async with AsyncClient("http://127.0.0.1:9", reconnect_s=0) as client:
-        for wait_s in (0.5, 0.0):
-            batches: Any = SimpleNamespace(
-                close=print, __exit__=lambda *_, wait_s=wait_s: time.sleep(wait_s) or ended.append(1)
-            )
-            client._stream = AsyncBatches(batches, client._call)
-            client.streaming_split(1)
-    assert len(ended) == 2, "each acknowledges its last batch"
-
-
-def pausing(pool: ThreadPoolExecutor, grant: Callable[[], object]) -> tuple[Any, threading.Event]:
-    """A pause of an asynchronous client, granted when the call returns, and whether it was given back."""
-    client, resumed = AsyncClient("http://127.0.0.1:9", reconnect_s=0), threading.Event()
-    lease = SimpleNamespace(resume=resumed.set)
-    lease.__enter__ = lambda: grant() and lease
-    fake: Any = SimpleNamespace(pause=lambda **_: lease)
-    client._client, client._pool = fake, pool
-    return client.pause(), resumed
-
-
-def test_a_pause_whose_await_was_cancelled_is_given_back() -> None:
-    is_asked, may_come = threading.Event(), threading.Event()
-    with ThreadPoolExecutor(2) as pool:
-        pause, resumed = pausing(pool, lambda: is_asked.set() or may_come.wait(20))
-        asyncio.run(cancelled(pause.__aenter__(), is_asked))
-        assert not resumed.is_set(), "the head has not granted it"
+        client._client, client._pool = fake, ThreadPoolExecutor(1)
+        await cancelled(client.pause().__aenter__(), is_asked)
+        assert not resumed.acquire(blocking=False), "the head has not granted it"
         may_come.set()
-        assert resumed.wait(20)
-
-
-async def test_a_pause_whose_end_was_cancelled_is_given_back() -> None:
-    is_free = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        pause, resumed = pausing(pool, lambda: True)
+        assert await asyncio.to_thread(resumed.acquire, timeout=20)
+        pause = client.pause()
         await pause.__aenter__()
-        pool.submit(is_free.wait, 20)  # resuming waits for the only thread
+        may_come.clear()
+        client._pool.submit(may_come.wait, 20)  # resuming waits for the only thread
         await cancelled(pause.__aexit__(None, None, None))
-        is_free.set()
-    assert resumed.is_set()
+        may_come.set()
+        assert await asyncio.to_thread(resumed.acquire, timeout=20)
