@@ -10,6 +10,7 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -179,81 +180,50 @@ VARIABLE = "CORMORANT_COLLECTOR"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-class Collector:
+def attributes(of: Any) -> dict[str, Any]:
+    return {a.key: a.value.string_value or a.value.int_value for a in of.attributes}
+
+
+class Collector(ScriptedHead):
     """Receives OTLP over HTTP."""
 
+    between: Server | None = None
+    """An OpenTelemetry collector that batches and exports again what it receives."""
+
     def __init__(self) -> None:
-        self.spans: list[Any] = []
-        self.resources: list[dict[str, str]] = []
-        self._server = ScriptedHead(self._receive)
-        self.url = self._server.url
+        self.resources: list[dict[str, Any]] = []
+        self.traces: dict[bytes, dict[str, list[Any]]] = {}
+        """Spans of each trace, by name."""
+        super().__init__(self._receive)
 
     def _receive(self, heard: Heard) -> Say:
         request = ExportTraceServiceRequest()
         request.ParseFromString(gzip.decompress(heard.body) if "content-encoding" in heard.headers else heard.body)
         for of_resource in request.resource_spans:
-            self.resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
-            for scope in of_resource.scope_spans:
-                self.spans.extend(scope.spans)
+            self.resources.append(attributes(of_resource.resource))
+            for span in (span for scope in of_resource.scope_spans for span in scope.spans):
+                self.traces.setdefault(span.trace_id, {}).setdefault(span.name, []).append(span)
         return Say(body=b"")
-
-    def close(self) -> None:
-        self._server.close()
-
-    def flush(self) -> None:
-        """Until everything that was exported has arrived."""
-
-    def trees(self, name: str) -> list[tuple[Any, dict[str, list[Any]]]]:
-        """Roots of this name, each with its descendants by name."""
-        found = []
-        for root in (span for span in self.spans if span.name == name):
-            below: dict[str, list[Any]] = {}
-            parents = {root.span_id}
-            for _ in range(2):
-                for span in self.spans:
-                    if span.parent_span_id in parents and span.span_id not in parents:
-                        below.setdefault(span.name, []).append(span)
-                        parents.add(span.span_id)
-            found.append((root, below))
-        return found
-
-
-class RealCollector(Collector):
-    """Receives what an OpenTelemetry collector has received, batched and exported again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        address, endpoint = f"127.0.0.1:{unused_port()}", self.url
-        command = shlex.split(os.environ[VARIABLE].format(address=address, endpoint=endpoint))
-        self.url = f"http://{address}"
-        self._server = Server(command, self.url)
-
-    def flush(self) -> None:
-        assert self._server.end() == 0, self._server.text
-
-    def close(self) -> None:
-        self._server.__exit__()
-        super().close()
 
 
 @pytest.fixture(params=["direct", "real"])
 def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     if request.param == "real" and not os.environ.get(VARIABLE):
         pytest.skip(f"no OpenTelemetry collector: {VARIABLE} names its command line (CONTRIBUTING.md)")
-    collector = Collector() if request.param == "direct" else RealCollector()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
-    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
-    yield collector
-    collector.close()
-
-
-def attributes(span: Any) -> dict[str, Any]:
-    return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
+    with Collector() as collector, ExitStack() as stack:
+        url = collector.url
+        if request.param == "real":
+            address = f"127.0.0.1:{unused_port()}"
+            command, url = os.environ[VARIABLE].format(address=address, endpoint=url), f"http://{address}"
+            collector.between = stack.enter_context(Server(shlex.split(command), url))
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+        yield collector
 
 
 def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 16, "totalFrames": 160})
-    given = []
+    given, links = [], set[str]()
     with serve(job, directory=tmp_path / "head", workers=2) as served:
         # Workers act with it from their next batch on.
         reply = served.writer.put("/v1/models/policy/weights", weights_file(1.0), traceparent=PARENT)
@@ -261,34 +231,35 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
         while (batch := served.reader.get("/v1/batches/next?consumer=learner&wait=10")).status == 200:
             given.append(batch.headers.get("traceparent", ""))
             served.reader.ack(batch)
-    collector.flush()
+    assert collector.between is None or collector.between.end() == 0
     assert collector.resources[0]["service.name"] == "cormorant-head"
     assert collector.resources[0]["cormorant.job"] == job.metadata.name
 
-    ((publish, below),) = collector.trees("publish")
-    assert (publish.trace_id.hex(), publish.parent_span_id.hex()) == tuple(PARENT.split("-")[1:3])
-    assert attributes(publish)["cormorant.version"] == 1
-    assert {name: len(spans) for name, spans in below.items()} == {
-        "receive": 1, "verify": 1, "store": 1, "distribute": 1, "apply": 2,
+    published = collector.traces.pop(bytes.fromhex(PARENT.split("-")[1]))
+    assert {name: len(spans) for name, spans in published.items()} == {
+        "publish": 1, "receive": 1, "verify": 1, "store": 1, "distribute": 1, "apply": 2,
     }  # fmt: skip
-    assert {attributes(span)["cormorant.worker"] for span in below["apply"]} == {"cpu-0", "cpu-1"}
+    (publish,) = published.pop("publish")
+    assert publish.parent_span_id.hex() == PARENT.split("-")[2]
+    assert {span.parent_span_id for spans in published.values() for span in spans} == {publish.span_id}
+    assert attributes(publish)["cormorant.version"] == 1
+    assert {attributes(span)["cormorant.worker"] for span in published["apply"]} == {"cpu-0", "cpu-1"}
 
-    rounds = collector.trees("round")
-    assert len(rounds) == len(given) == 10
-    for root, parts in rounds:
-        assert {name: len(spans) for name, spans in parts.items()} == {
-            "ticket": 1, "collect": 1, "seal": 1, "queue": 1, "deliver": 1, "acknowledge": 1,
-        }  # fmt: skip
-        assert attributes(root)["cormorant.frames"] == 16
-        assert attributes(root)["cormorant.end"] == "acknowledged"
-        order = [parts[name][0] for name in ("ticket", "seal", "queue", "deliver", "acknowledge")]
+    assert len(collector.traces) == len(given) == 10
+    assert {text.split("-")[1] for text in given} == {trace_id.hex() for trace_id in collector.traces}
+    for trace in collector.traces.values():
+        (root,), (ticket,), (collect,), *others = (
+            trace.pop(name) for name in ("round", "ticket", "collect", "seal", "queue", "deliver", "acknowledge")
+        )
+        assert trace == {}
+        assert (attributes(root)["cormorant.frames"], attributes(root)["cormorant.end"]) == (16, "acknowledged")
+        order = [ticket, *(span for (span,) in others)]
         assert order == sorted(order, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
-        assert root.start_time_unix_nano == order[0].start_time_unix_nano
-        assert parts["collect"][0].parent_span_id == parts["ticket"][0].span_id
-    assert {text.split("-")[1] for text in given} == {root.trace_id.hex() for root, _ in rounds}
-    links = [link.trace_id.hex() for root, _ in rounds for link in root.links]
-    assert links
-    assert set(links) == {PARENT.split("-")[1]}
+        assert root.start_time_unix_nano == ticket.start_time_unix_nano
+        assert collect.parent_span_id == ticket.span_id
+        assert {span.parent_span_id for span in order} == {root.span_id}
+        links |= {link.trace_id.hex() for link in root.links}
+    assert links == {PARENT.split("-")[1]}
 
 
 def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

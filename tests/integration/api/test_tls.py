@@ -8,18 +8,17 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from cormorant_api.errors import HeadFault
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_cli.__main__ import run
-from cormorant_client import BadAddress, ClientError, connect
+from cormorant_client import BadAddress, connect
 from cormorant_client.transport import Broken, Transport, parse_address
 from cormorant_testing.certificates import make_certificate, needs_openssl
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.serving import serve
+from cormorant_testing.serving import serve, weights_file
 
 pytestmark = needs_openssl
 
@@ -32,7 +31,7 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
             HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=other))
 
 
-def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
+def test_learner_and_command_line_trust_ca_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cert, key = make_certificate(tmp_path)
     # Batches of 1 MB, which no socket takes at once.
     job = make_job(
@@ -41,26 +40,15 @@ def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
     judge = make_checker(8, action="box", gaps=True, acts_by_version=True, lengths=(3, 8))
     with serve(job, directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served:
         with connect(served.server.url, token=served.writer.token, ca_file=cert, reconnect_s=5) as client:
-            weights = {"number": np.array(1, np.float32), "bias": np.zeros(3, np.float32)}
-            assert client.publish(weights, wait=30).state == "applied"
+            assert client.publish(weights_file(1), wait=30).state == "applied"
             with client.deliveries(frames=2 * 16_000, memory="never") as batches:
                 assert sum(judge.take(batch.tensordict()) for batch in batches) == 2 * 16_000
             assert client.weights().numpy()["number"] == 1
-        with (
-            connect(served.server.url, token=served.writer.token, reconnect_s=1) as stranger,
-            pytest.raises(ClientError, match="certificate"),
-        ):
-            stranger.status()
-
-
-def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cert, key = make_certificate(tmp_path)
-    with serve(make_job(), directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served:
         command = ["status", "--url", served.server.url, "--token", served.writer.token, "--json"]
         assert run(command) == 2
         assert "pass the CA to trust as ca_file (on the command line --ca-file)" in capsys.readouterr().err
         assert run([*command, "--ca-file", str(cert)]) == 0
-        assert json.loads(capsys.readouterr().out)["weights"]["version"] == 0
+        assert json.loads(capsys.readouterr().out)["weights"]["version"] == 1
         assert run([*command, "--ca-file", str(tmp_path / "none.pem")]) == 2
         assert "cannot use the certificates in" in capsys.readouterr().err
 

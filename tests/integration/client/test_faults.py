@@ -8,8 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from cormorant_client import Client, LearnerLink, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import START_S, HeadProcess
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import until, unused_port
+from cormorant_testing.scripts import Logged, until, unused_port
 from cormorant_testing.serving import Served, serve
 
 OPTIONS = {"lengths": (3, 1, 7)}
@@ -141,28 +140,10 @@ STEPS = 10 * BATCH // 64
 """Steps of the optimizer in an update."""
 
 
-@contextmanager
-def learning(head: HeadProcess, checkpoints: Path) -> Iterator[subprocess.Popen[str]]:
-    ready = head.wait_for("head_ready")
-    learner = subprocess.Popen(
-        [
-            sys.executable, EXAMPLES / "rest_ppo_halfcheetah.py", "--url", ready["url"],
-            "--token-file", ready["token_file"], "--checkpoints", checkpoints,
-        ],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    with learner:
-        try:
-            yield learner
-        finally:
-            learner.kill()
-
-
-def read_line(learner: subprocess.Popen[str]) -> dict[str, Any]:
-    assert learner.stdout is not None
-    line = learner.stdout.readline()
-    assert line, "the learner ended early"
-    return dict(json.loads(line))
+def learner(head: HeadProcess, checkpoints: Path) -> Logged:
+    ready, script = head.wait_for("head_ready"), str(EXAMPLES / "rest_ppo_halfcheetah.py")
+    options = ["--url", ready["url"], "--token-file", ready["token_file"], "--checkpoints", str(checkpoints)]
+    return Logged([sys.executable, script, *options])
 
 
 def published(client: Client) -> dict[str, Any]:
@@ -188,31 +169,27 @@ def test_a_killed_learner_goes_on_from_one_place(tmp_path: Path) -> None:
     job["spec"]["collection"].update(framesPerBatch=BATCH, totalFrames=TOTAL)
     manifest, checkpoints = tmp_path / "job.yaml", tmp_path / "checkpoints"
     manifest.write_text(yaml.safe_dump(job))
-    lines: list[dict[str, Any]] = []
     with HeadProcess(manifest, tmp_path / "head", "--ack-within", "2", "--linger-seconds", "5") as head:
         ready = head.wait_for("head_ready")
         with connect(ready["url"], token_file=ready["token_file"]) as client:
-            with learning(head, checkpoints) as learner:
-                assert read_line(learner) == {"event": "start", "version": 1, "updates": 0, "frames": 0}
-                lines += [read_line(learner) for _ in range(3)]  # killed between two updates, or in the next one
+            with learner(head, checkpoints) as first:
+                begun = {"event": "start", "version": 1, "updates": 0, "frames": 0}
+                assert first.wait_for("start", seconds=START_S) == begun
+                first.wait_for("update", times=3)  # killed between two updates, or in the next one
             before = published(client)
-            with learning(head, checkpoints) as learner:
-                assert read_line(learner) == {"event": "start", **before}
+            with learner(head, checkpoints) as second:
+                assert second.wait_for("start", seconds=START_S) == {"event": "start", **before}
                 # Killed before it publishes, or soon after.
                 until((checkpoints / "update-7.pt").exists, seconds=START_S, every_s=0.001)
-                learner.kill()
-                assert learner.stdout is not None
-                lines += [json.loads(line) for line in learner.stdout]
             before = published(client)
-            with learning(head, checkpoints) as learner:
-                assert read_line(learner) == {"event": "start", **before}
-                while lines[-1]["updates"] < UPDATES:
-                    lines.append(read_line(learner))
+            with learner(head, checkpoints) as third:
+                assert third.wait_for("start", seconds=START_S) == {"event": "start", **before}
+                third.wait_for("update", times=UPDATES - before["updates"])
                 frames = client.status().frames
-                assert learner.stdout is not None
-                assert learner.stdout.read().startswith(f"{UPDATES} updates, {TOTAL} frames, ")
-                assert learner.wait(START_S) == 0
+                assert third.wait(START_S) == 0
+                assert f"\n{UPDATES} updates, {TOTAL} frames, " in third.text
         assert frames.collected == TOTAL
+    lines = [line for one in (first, second, third) for line in one.said("update")]
     updates = [line["updates"] for line in lines]
     assert len(set(updates)) == len(updates), "an update was made twice"
     assert set(range(1, UPDATES + 1)) - set(updates) <= {4, 7}, "an update is missing that was not cut short"

@@ -3,7 +3,7 @@
 import contextlib
 import http.client
 import json
-import threading
+import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ import safetensors.numpy
 from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
+from cormorant_client.head import parse_events
 from cormorant_worker.fleet.options import FleetOptions
 
 SAFETENSORS = "application/vnd.safetensors"
@@ -82,6 +83,15 @@ class Api:
         """A condition of the job, as its status has it."""
         return {found["type"]: found for found in self.get("/v1/status").json["conditions"]}[kind]
 
+    @contextlib.contextmanager
+    def listen(self, path: str, **headers: str) -> Iterator[Iterator[tuple[str, str, str]]]:
+        """Kind, id and data of events, as they come."""
+        sent = {"Authorization": f"Bearer {self.token}"} | {name.replace("_", "-"): headers[name] for name in headers}
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", headers=sent)
+        with urllib.request.urlopen(request, timeout=60) as response:
+            assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+            yield parse_events(response)
+
     def ack(self, batch: Reply) -> Reply:
         return self.post(f"/v1/batches/{batch.batch}/ack")
 
@@ -118,12 +128,9 @@ class Served:
 def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> Iterator[Served]:
     """A head over a real fleet, on ports of its own."""
     chosen = HeadSettings(**{"port": 0, "directory": directory, "linger_s": 0.2, **settings})
-    before = set(threading.enumerate())
     with HeadServer(job, chosen) as server:
         server.start_fleet(FleetOptions(workers=workers))
         yield Served(server)
-    left = [t.name for t in threading.enumerate() if t not in before and not t.daemon and "control" not in t.name]
-    assert not [name for name in left if "port" in name], left
 
 
 def weights_file(version: float = 1.0, **changes: Any) -> bytes:

@@ -121,19 +121,6 @@ def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
     assert loan.releases == 1
 
 
-def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
-    books, loan = Books(), FakeLoan(min_version=3)
-    books.add(loan)
-    slow = books.ledger.lend("slow")
-    assert slow is not None
-    books.clock.now = 61
-    books.ledger.expire()
-    assert books.ledger.lend("picky", oldest_version=4) is None
-    assert (loan.releases, books.settled) == (0, [10])
-    books.ledger.sent(slow.id)
-    assert loan.releases == 1
-
-
 def test_late_release_does_not_take_the_batch_from_the_next() -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
@@ -152,16 +139,20 @@ def test_late_release_does_not_take_the_batch_from_the_next() -> None:
     assert books.lend("b") == first
 
 
-def test_stale_batches_are_dropped_on_request_and_counted() -> None:
-    books = Books()
-    old, random, fresh = FakeLoan(min_version=3), FakeLoan(min_version=-1), FakeLoan(min_version=9)
-    books.add(old, random, fresh)
+def test_stale_batches_are_dropped_on_request_and_stay_with_who_reads_them() -> None:
+    books, read, old = Books(), FakeLoan(min_version=3), FakeLoan(min_version=3)
+    books.add(read, old, random := FakeLoan(min_version=-1), FakeLoan(min_version=9))
+    slow = books.ledger.lend("slow")
+    assert slow is not None
+    books.clock.now = 61
+    books.ledger.expire()
     lent = books.ledger.lend("a", oldest_version=4)
     assert lent is not None
     assert lent.loan is random
-    assert old.releases == 1
-    assert books.ledger.counts().stale_frames == 10
-    assert books.settled == [10]
+    assert (books.ledger.counts().stale_frames, books.settled) == (20, [10, 20])
+    assert (read.releases, old.releases) == (0, 1)
+    books.ledger.sent(slow.id)
+    assert read.releases == 1
 
 
 def test_consumers_are_remembered_within_bounds() -> None:

@@ -78,21 +78,20 @@ def test_worker_rates_need_workers_in_some_samples_only() -> None:
 
 
 def test_rates_cover_the_last_ten_seconds() -> None:
-    counted = ((0, 0), (20, 1000), (30, 1500))
-    rates = sampled(*((now, make_stats(stepped_frames=n, workers=(worker(n),))) for now, n in counted))
+    def stats(n: int) -> FleetStats:
+        return make_stats(
+            stepped_frames=n, workers=(worker(n),), inference={"act": {"rows": 2.0 * n, "act_s": n / 400}}
+        )
+
+    rates = sampled(*((now, stats(n)) for now, n in ((0, 0), (20, 1000), (30, 1500))))
     assert (rates.rate(), rates.rate_of("cpu-0", 0)) == (50.0, 50.0)
+    found = [rates.rate(key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
+    assert found == [100.0, 0.125, 0.0, 0.0]
 
 
 def test_a_replacement_counts_from_zero() -> None:
     rates = sampled((0, make_stats(workers=(worker(1000),))), (2, make_stats(workers=(worker(10, attempt=1),))))
     assert (rates.rate_of("cpu-0", 1), rates.rate_of("cpu-0", 0), rates.rate_of("cpu-9", 0)) == (5.0, 0.0, 0.0)
-
-
-def test_servers_have_rates_by_group() -> None:
-    served = ((now, {"act": {"rows": 100.0 * now, "act_s": 0.25 * now}} if now else {}) for now in (0, 5, 20, 25))
-    rates = sampled(*((now, make_stats(inference=servers)) for now, servers in served))
-    found = [rates.rate(key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
-    assert found == [100.0, 0.25, 0.0, 0.0]
 
 
 def test_long_past_keeps_the_whole_run_in_few_samples() -> None:

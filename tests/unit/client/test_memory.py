@@ -119,17 +119,23 @@ def test_memory_is_held_until_the_batch_is_acknowledged(memories: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    "spoiled",
-    [{"size_bytes": len(FILE) + 1}, {"path": f"/proc/{os.getpid()}/fd/999999"}, {"path": f"/proc/{os.getppid()}/fd/0"}],
-    ids=["too long", "gone", "another process"],
+    ("batch", "part", "is_ours"),
+    [
+        ({}, {"size_bytes": len(FILE) + 1}, True),
+        ({}, {"path": f"/proc/{os.getpid()}/fd/999999"}, True),
+        ({}, {"path": f"/proc/{os.getppid()}/fd/0"}, True),
+        ({"lent_at": -61.0}, {}, False),
+    ],
+    ids=["too long", "gone", "of another process", "went to another consumer"],
 )
-def test_a_part_that_cannot_be_mapped_lets_go_of_the_others(memories: list[int], spoiled: Told) -> None:
-    told = lend(memories)
-    told["parts"][1] |= spoiled
+def test_memory_that_cannot_be_had_is_let_go(memories: list[int], batch: Told, part: Told, is_ours: bool) -> None:
+    told = lend(memories) | batch
+    told["parts"][1] |= part
     with borrowing(told) as (batches, head):
         assert not next(batches).is_shared  # the same, as bytes
         assert (opened(), locked(memories)) == (PARTS, [False] * PARTS)
-        assert [heard.path for heard in head.heard if heard.method == "POST"] == ["/v1/batches/e-1/release?delivery=1"]
+        released = [heard.path for heard in head.heard if heard.method == "POST"]
+        assert released == ["/v1/batches/e-1/release?delivery=1"] * is_ours
 
 
 def test_a_part_that_the_head_holds_is_given_up(memories: list[int]) -> None:
@@ -141,14 +147,6 @@ def test_a_part_that_the_head_holds_is_given_up(memories: list[int]) -> None:
             assert (opened(), locked(memories)) == (PARTS + 1, [False, True, False])
     finally:
         os.close(mine)
-
-
-def test_memory_that_went_to_another_consumer_is_not_read(memories: list[int]) -> None:
-    told = {**lend(memories), "lent_at": time.monotonic() - 61}
-    with borrowing(told) as (batches, head):
-        assert not next(batches).is_shared
-        assert locked(memories) == [False] * PARTS
-        assert [heard.path for heard in head.heard if heard.method == "POST"] == []  # it is not ours to release
 
 
 def test_memory_that_contradicts_its_metadata_is_not_held_by_the_error(memories: list[int]) -> None:
