@@ -1,7 +1,6 @@
 """One head over a real fleet for all tests of a module."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,8 +14,3 @@ def endless(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
     with serve(job, directory=tmp_path_factory.mktemp("head"), workers=2, ack_within_s=1.0) as served:
         yield served
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "head"

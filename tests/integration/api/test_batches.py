@@ -96,11 +96,11 @@ def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_pat
         assert answers == [200] * 20
 
 
-def test_stopped_reader_holds_up_no_control_request(folder: Path) -> None:
+def test_stopped_reader_holds_up_no_control_request(tmp_path: Path) -> None:
     job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
     # A head of its own: the batches that it is sent come to other consumers later.
     with (
-        serve(job, directory=folder) as served,
+        serve(job, directory=tmp_path) as served,
         socket.create_connection(("127.0.0.1", served.data.port), 30) as reader,
     ):
         reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -110,13 +110,13 @@ def test_stopped_reader_holds_up_no_control_request(folder: Path) -> None:
             assert served.reader.get("/v1/status", timeout=10).status == 200
 
 
-def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(folder: Path) -> None:
+def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(tmp_path: Path) -> None:
     job = make_job(
         num_envs=2, step_s=0.001, collection={"totalFrames": 1000}, lengths=(3, 8),
         queue={"capacityBatches": 2, "onFull": "drop_oldest"},
     )  # fmt: skip
     checker = make_checker(2, versions=False, gaps=True, lengths=(3, 8))
-    with serve(job, directory=folder, workers=2, linger_s=1.0) as served:
+    with serve(job, directory=tmp_path, workers=2, linger_s=1.0) as served:
         while (reply := served.data.get("/v1/batches/next?wait=30")).status == 200:
             time.sleep(0.1)
             checker.take(decode(memoryview(reply.body)).tensordict())
@@ -130,17 +130,17 @@ def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(folder: Path) -
     assert frames["settled"] == 1000, "what was dropped as the oldest is not collected again"
 
 
-def test_a_job_completes_although_its_consumer_asks_no_more(folder: Path) -> None:
+def test_a_job_completes_although_its_consumer_asks_no_more(tmp_path: Path) -> None:
     job = make_job(num_envs=2, lengths=4, collection={"framesPerBatch": 20, "totalFrames": 40})
-    with serve(job, directory=folder) as served:
+    with serve(job, directory=tmp_path) as served:
         for _ in range(2):
             assert served.data.ack(served.data.get("/v1/batches/next?wait=30")).status == 204
         until(lambda: served.server.head.is_complete)
 
 
-def test_weights_published_while_a_consumer_waits_make_batches_too_old(folder: Path) -> None:
+def test_weights_published_while_a_consumer_waits_make_batches_too_old(tmp_path: Path) -> None:
     job = make_job(policy="versioned", action="box", collection={"totalFrames": 20})
-    with serve(job, directory=folder) as served, ThreadPoolExecutor(1) as pool:
+    with serve(job, directory=tmp_path) as served, ThreadPoolExecutor(1) as pool:
         only = served.data.get("/v1/batches/next?wait=30&consumer=one")
         waiting = pool.submit(served.data.get, "/v1/batches/next?wait=30&consumer=two&max_staleness=0")
         until(lambda: served.server.head.running.feeder.num_waiting == 1)
@@ -149,20 +149,20 @@ def test_weights_published_while_a_consumer_waits_make_batches_too_old(folder: P
         assert waiting.result().kind == "stream-ended", "it was of version 0, and counts as dropped"
 
 
-def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> None:
+def test_learner_tells_a_head_without_a_count_what_was_settled(tmp_path: Path) -> None:
     collection = {"mode": "async", "framesPerBatch": 20, "totalFrames": 400}
     job = make_job(num_envs=2, lengths=4, collection=collection, queue={"capacityBatches": 2})
-    tokens, port = folder / "tokens.json", unused_port()
+    tokens, port = tmp_path / "tokens.json", unused_port()
     HeadTokens(tokens)  # makes them
     options: dict[str, Any] = {"token_file": tokens, "port": port}
     acknowledged = 0
     with connect(f"http://127.0.0.1:{port}", token_file=tokens) as client:
-        with serve(job, directory=folder / "1", epoch=1, **options):
+        with serve(job, directory=tmp_path / "1", epoch=1, **options):
             for _ in range(4):  # each of them acknowledged by an iteration of its own
                 acknowledged += sum(batch.num_frames for batch in client.deliveries(frames=20, prefetch=0))
             forged = client._head.receipts["Cormorant-Settled"].replace(".80.", ".380.")
         # Nobody tells it: no operator runs, and the worker went with its pod.
-        with serve(job, directory=folder / "2", epoch=2, **options) as second:
+        with serve(job, directory=tmp_path / "2", epoch=2, **options) as second:
             head = second.server.head
             another = Head(job.model_copy(update={"metadata": Metadata(name="another")}), HeadSettings(), head.tokens)
             receipts = [f"{told}.{of._sign(told)}" for told, of in (("0.380", another), ("2.380", head))]
@@ -171,6 +171,6 @@ def test_learner_tells_a_head_without_a_count_what_was_settled(folder: Path) -> 
             assert second.status["frames"]["settled"] == 0
             acknowledged += sum(batch.num_frames for batch in client.deliveries(frames=20, prefetch=0))
             assert second.status["frames"]["settled"] == acknowledged == 100
-        with serve(job, directory=folder / "3", epoch=3, **options) as third:
+        with serve(job, directory=tmp_path / "3", epoch=3, **options) as third:
             acknowledged += sum(batch.num_frames for batch in client.deliveries(prefetch=0))
             assert third.status["frames"]["settled"] == acknowledged == 400

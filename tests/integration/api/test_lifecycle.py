@@ -51,8 +51,8 @@ def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
     endless.data.take()
 
 
-def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
-    job, settings = make_job(), HeadSettings(port=0, directory=folder)
+def test_a_directory_has_one_head_at_a_time(tmp_path: Path) -> None:
+    job, settings = make_job(), HeadSettings(port=0, directory=tmp_path)
     words = rf"directory .* is in use by process {os.getpid()} on .* stop that head"
     with HeadServer(job, settings), pytest.raises(StoreError, match=words):
         HeadServer(job, settings)
@@ -142,12 +142,12 @@ def read_events(api: Api, *, limit: int, **headers: str) -> list[tuple[str, str,
     ],
 )
 def test_the_last_event_says_how_the_job_ended(
-    tmp_path: Path, folder: Path, total: int, error: FleetError | None, expected: dict[str, Any]
+    tmp_path: Path, total: int, error: FleetError | None, expected: dict[str, Any]
 ) -> None:
     frames = {"framesPerBatch": 20, "totalFrames": total}
     job = make_job(num_envs=2, lengths=4, dataset=f"file://{tmp_path}/data", collection=frames)
     with ThreadPoolExecutor(1) as pool:
-        with suppress(FleetError), serve(job, directory=folder) as served:
+        with suppress(FleetError), serve(job, directory=tmp_path / "head") as served:
             heard = pool.submit(read_events, served.reader, limit=10**6, Last_Event_ID="")
             until(lambda: served.server.head.events.listeners == 1)
             assert served.data.get("/v1/batches/next").kind == "no-queue"
@@ -196,11 +196,11 @@ def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
     until(lambda: ring.listeners == 0)
 
 
-def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
+def test_workers_fill_the_slots_that_are_asked_for(tmp_path: Path) -> None:
     def ready() -> list[str]:
         return [worker["id"] for worker in served.reader.get("/v1/workers").json["workers"] if worker["ready"]]
 
-    with serve(make_job(num_envs=2, lengths=4, workers=40), directory=folder) as served:
+    with serve(make_job(num_envs=2, lengths=4, workers=40), directory=tmp_path) as served:
         assert ready() == ["cpu-0"]
         status = served.status
         assert ([group["desired"] for group in status["groups"]], status["desired"]["groups"]) == ([1], {"cpu": 1})
@@ -230,10 +230,10 @@ def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
         assert "empty_slots names cpu and groups does not" in nameless.body.decode()
 
 
-def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(folder: Path) -> None:
+def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
     stands = {"epoch": 3, "floor_frames": 1000, "published_version": 7}
-    with serve(job, directory=folder, weights_within_s=0.5, **stands) as served:
+    with serve(job, directory=tmp_path, weights_within_s=0.5, **stands) as served:
         assert served.status["frames"]["collected"] >= 1000
         batch = decode(memoryview(served.data.take().body))
         assert (batch.min_version, batch.max_version) == (0, 0)
@@ -259,8 +259,8 @@ def test_port_accepts_connections_before_the_head_serves() -> None:
             listen_early(host, port)
 
 
-def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
-    with HeadServer(make_job(num_envs=2, policy="versioned"), HeadSettings(port=0, directory=folder)) as server:
+def test_weights_before_the_first_worker_are_retryable(tmp_path: Path) -> None:
+    with HeadServer(make_job(num_envs=2, policy="versioned"), HeadSettings(port=0, directory=tmp_path)) as server:
         early = Served(server)
         reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
@@ -269,10 +269,10 @@ def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
         assert early.anonymous.get("/readyz?wait=60").status == 503, "it waits no longer than a worker can come"
 
 
-def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
+def test_a_drained_fleet_gives_what_it_has_and_ends(tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8))
     checker = make_checker(2, lengths=(3, 8))
-    with serve(job, directory=folder) as served:
+    with serve(job, directory=tmp_path) as served:
         checker.take(decode(memoryview(served.data.take().body)).tensordict())
         assert served.operator.post("/v1/drain").json["phase"] == "Draining"
         # A learner that waited for the next head with its weights would not take what is left.
@@ -323,10 +323,10 @@ def test_housekeeping_outlives_a_disk_that_is_full(endless: Served) -> None:
 
 
 @pytest.mark.slow
-def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_head_ends_although_its_disk_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 1.0)
-    folder.mkdir()
-    image = folder.with_suffix(".ext4")  # memory cannot be frozen
+    (folder := tmp_path / "head").mkdir()
+    image = tmp_path / "head.ext4"  # memory cannot be frozen
     image.write_bytes(bytes(32 << 20))
     subprocess.run(["mkfs.ext4", "-q", str(image)], check=True)
     if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False).returncode:
@@ -346,9 +346,9 @@ def test_head_ends_although_its_disk_is_frozen(folder: Path, monkeypatch: pytest
     assert "journal_not_closed" in {line["event"] for line in logged}
 
 
-def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> None:
+def test_request_that_a_closing_head_cancels_is_told_to_retry(tmp_path: Path) -> None:
     go_on = threading.Event()
-    with serve(make_job(lengths=4), directory=folder) as served, ThreadPoolExecutor(1) as pool:
+    with serve(make_job(lengths=4), directory=tmp_path) as served, ThreadPoolExecutor(1) as pool:
         quick = served.server.head.quick.pool
         held = [quick.submit(go_on.wait, 60) for _ in range(4)]
         reply = pool.submit(served.reader.get, "/v1/status")
@@ -363,9 +363,9 @@ def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> N
     assert refused.headers["retry-after"]
 
 
-def test_waiting_request_does_not_hold_up_the_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_request_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked, closing = threading.Event(), threading.Event()
-    with HeadServer(make_job(lengths=4), HeadSettings(port=0, directory=folder, grace_s=600)) as server:
+    with HeadServer(make_job(lengths=4), HeadSettings(port=0, directory=tmp_path, grace_s=600)) as server:
         fleet = server.start_fleet(FleetOptions(workers=1))
         close = fleet.close
         monkeypatch.setattr(fleet, "seed", lambda _: asked.set() or (closing.wait(60) and ()))

@@ -120,9 +120,9 @@ def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:
             assert after[name][labels] >= value, (name, labels)
 
 
-def test_housekeeping_reads_all_workers_once_a_second(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_housekeeping_reads_all_workers_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     readings: list[bool] = []
-    with HeadServer(make_job(), HeadSettings(port=0, directory=folder)) as server:
+    with HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path)) as server:
         began = time.monotonic()
         fleet = server.start_fleet(FleetOptions(workers=1))
         stats = fleet.stats

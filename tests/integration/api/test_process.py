@@ -213,16 +213,16 @@ def test_heads_and_workers_that_are_killed_change_no_bit(tmp_path: Path, capsys:
     assert table_of(served) == alone
 
 
-QUIESCE = "cormorant_worker.fleet.turn.quiesce:Quiesce"
+QUIESCE = "cormorant_worker.fleet.turn.quiesce.Quiesce"
 STEPS = (
     # When, the function, a word among its arguments; whether the count of the state is kept from there on, and its
     # weights.
-    ("before", "cormorant_api.routes.control:parse_body", "", False, False),
+    ("before", "cormorant_api.routes.control.parse_body", "", False, False),
     ("before", f"{QUIESCE}.restore", "", False, False),
     ("before", f"{QUIESCE}.replies", "restore its state", False, False),
-    ("after", "cormorant_worker.fleet.fleet:WorkerFleet.restore", "", False, False),
-    ("before", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, False),
-    ("after", "cormorant_api.weights.publisher:WeightPublisher.adopt", "", True, True),
+    ("after", "cormorant_worker.fleet.fleet.WorkerFleet.restore", "", False, False),
+    ("before", "cormorant_api.weights.publisher.WeightPublisher.adopt", "", True, False),
+    ("after", "cormorant_api.weights.publisher.WeightPublisher.adopt", "", True, True),
 )
 
 

@@ -1,23 +1,20 @@
 """`python -m cormorant_testing.killed_head WHEN FUNCTION WORD ...`: a head that dies at one step, as by `kill -9`.
 
-It dies before or after (WHEN) it calls FUNCTION (`module:Class.name`) with WORD among the arguments; empty: any.
+It dies before or after (WHEN) it calls FUNCTION (`module.Class.name`) with WORD among the arguments; empty: any.
 """
 
-import functools
 import os
 import signal
 import sys
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any
+from unittest.mock import patch
 
 from cormorant_api.__main__ import main
 
 
 def kill_at(when: str, function: str, word: str) -> None:
-    module, _, path = function.partition(":")
-    *outer, name = path.split(".")
-    owner = functools.reduce(getattr, outer, import_module(module))
-    real = getattr(owner, name)
+    real = resolve_name(function)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         is_step = not word or word in args
@@ -28,7 +25,7 @@ def kill_at(when: str, function: str, word: str) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    setattr(owner, name, call)
+    patch(function, call).start()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import settings
@@ -229,31 +230,20 @@ test_the_ledger_keeps_its_books = LedgerMachine.TestCase
 
 
 class Brakes:
-    """Counts what the keeper does; a failing pause leaves the fleet half paused."""
+    """What the keeper does."""
 
-    def __init__(self, *, is_failing: bool = False) -> None:
+    def __init__(self) -> None:
         self.done: list[str] = []
-        self.happened = threading.Condition()
+        self.before_pause: Callable[[], object] = lambda: None
         self.before_resume: Callable[[], object] = lambda: None
-        self._is_failing = is_failing
 
     def pause(self) -> None:
-        if self._is_failing:
-            raise ControlTimeout("cpu-0 did not pause")
-        self._note("pause")
+        self.before_pause()
+        self.done.append("pause")
 
     def resume(self) -> None:
         self.before_resume()
-        self._note("resume")
-
-    def wait_for(self, *done: str) -> None:
-        with self.happened:
-            assert self.happened.wait_for(lambda: self.done == list(done), 30), self.done
-
-    def _note(self, what: str) -> None:
-        with self.happened:
-            self.done.append(what)
-            self.happened.notify_all()
+        self.done.append("resume")
 
 
 Keep = Callable[..., PauseKeeper]
@@ -297,9 +287,9 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
 def test_a_lease_whose_owner_died_ends_by_itself(keep: Keep) -> None:
     brakes, clock = Brakes(), Clock(100.0)
     keep(brakes, clock=clock).grant("dead", reason="", ttl_s=0.05)
-    brakes.wait_for("pause")
+    until(lambda: brakes.done == ["pause"])
     clock.now += 1
-    brakes.wait_for("pause", "resume")
+    until(lambda: brakes.done == ["pause", "resume"])
 
 
 def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
@@ -308,7 +298,7 @@ def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
     brakes.before_resume = lambda: (began.set(), may_end.wait(30))
     keeper = keep(brakes)
     one, _ = keeper.grant("one", reason="", ttl_s=100)
-    brakes.wait_for("pause")
+    until(lambda: brakes.done == ["pause"])
     keeper.end(one.id)
     assert began.wait(30)
     assert keeper.state == "paused"
@@ -316,18 +306,19 @@ def test_a_state_is_told_once_it_is_reached(keep: Keep) -> None:
     keeper.nudge()
     assert keeper.state == "draining"
     may_end.set()
-    brakes.wait_for("pause", "resume", "pause")
+    until(lambda: brakes.done == ["pause", "resume", "pause"])
     until(lambda: keeper.state == "paused")
 
 
 def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keep: Keep) -> None:
-    brakes = Brakes(is_failing=True)
+    brakes = Brakes()
+    brakes.before_pause = Mock(side_effect=ControlTimeout("cpu-0 did not pause"))
     keeper = keep(brakes)
     lease, _ = keeper.grant("one", reason="", ttl_s=100)
     assert keeper.state == "draining"
     until(lambda: keeper.error != "")
     keeper.end(lease.id)
-    brakes.wait_for("resume")
+    until(lambda: brakes.done == ["resume"])
     until(lambda: keeper.state == "running")
     assert keeper.error == ""
 
@@ -336,9 +327,9 @@ def test_draining_fleet_is_not_paused_by_leases(keep: Keep) -> None:
     brakes = Brakes()
     keeper = keep(brakes)
     keeper.grant("one", reason="", ttl_s=100)
-    brakes.wait_for("pause")
+    until(lambda: brakes.done == ["pause"])
     keeper.overrule()
-    brakes.wait_for("pause", "resume")
+    until(lambda: brakes.done == ["pause", "resume"])
     keeper.grant("two", reason="", ttl_s=100)
     until(lambda: keeper.is_settled)
     assert (keeper.state, brakes.done) == ("running", ["pause", "resume"])

@@ -168,15 +168,9 @@ def test_only_time_without_the_head_counts(monkeypatch: pytest.MonkeyPatch) -> N
             next(events)
 
 
-def publishing(*answers: Say):  # type: ignore[no-untyped-def]
-    puts = list(answers)
-
-    def answer(heard: Heard) -> Say:
-        if heard.method == "PUT":
-            return puts.pop(0) if len(puts) > 1 else puts[0]
-        return models(6) if heard.path == "/v1/models" else Say(404)
-
-    return answer
+def publishing(*answers: Say) -> Callable[[Heard], Say]:
+    put = in_turn(*answers)
+    return lambda heard: put(heard) if heard.method == "PUT" else models(6)
 
 
 def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
