@@ -2,13 +2,11 @@
 
 import envpool
 import gymnasium
-import numpy as np
 import pytest
 import torch
 
 from cormorant.policies import mlp
 from cormorant_compat.tianshou import AsyncCollector, Collector, LatestBatch
-from cormorant_testing.recurrent import Counter
 from cormorant_worker.errors import EnvError
 
 BOX, TWO = gymnasium.spaces.Box(-5, 5, (4,)), gymnasium.spaces.Discrete(2)
@@ -34,7 +32,7 @@ def check(batch: object) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [0, 3])
-def test_counts_and_frames_are_exact_in_both_modes(batch_size: int) -> None:
+def test_counts_and_frames_are_exact_and_a_reset_begins_anew(batch_size: int) -> None:
     kind = AsyncCollector if batch_size else Collector
     buffer = LatestBatch()
     collector = kind(mlp(BOX, TWO), pool(12, batch_size), buffer)
@@ -49,51 +47,15 @@ def test_counts_and_frames_are_exact_in_both_modes(batch_size: int) -> None:
         assert (buffer.tensordict["observation"][:, 0].abs() <= 0.05).all()
         shares = buffer.tensordict["next", "done"].squeeze(-1).sum(1)
         assert shares.tolist() == [count // 12 + (b < count % 12) for b in range(12)]
-    collector.collect(n_step=50)
-    check(buffer.tensordict)
-
-
-@pytest.mark.parametrize("is_interrupted", [False, True])
-@pytest.mark.parametrize("batch_size", [0, 3])
-def test_a_reset_begins_new_episodes_everywhere(batch_size: int, is_interrupted: bool) -> None:
-    kind = AsyncCollector if batch_size else Collector
-    policy = mlp(BOX, TWO)
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    collector = kind(policy, pool(12, batch_size), LatestBatch())
     for _ in range(5):
         collector.collect(n_step=57)
-        if is_interrupted:
-            handle = policy.register_forward_pre_hook(interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                collector.collect(n_step=57)
-            handle.remove()
-        else:
-            collector.reset_env()
+        check(buffer.tensordict)
+        collector.reset_env()
         collector.collect(n_step=24)
-        first = collector.buffer.tensordict["observation"][:, 0]
+        check(buffer.tensordict)
+        first = buffer.tensordict["observation"][:, 0]
         assert (first.abs() <= 0.05).all()
-        assert len(np.unique(first.numpy(), axis=0)) == 12
-        check(collector.buffer.tensordict)
-
-
-def test_async_pool_resets_hidden_states_with_episodes() -> None:
-    class Short(Counter):
-        def forward(self, tensordict: object) -> object:
-            tensordict = super().forward(tensordict)
-            tensordict["action"] = tensordict["action"] % 2
-            return tensordict
-
-    collector = AsyncCollector(Short(), pool(6, 2), LatestBatch())
-    for _ in range(3):
-        collector.collect(n_step=300)
-        batch = collector.buffer.tensordict
-        count, done = batch["count"].squeeze(-1), batch["next", "done"].squeeze(-1)
-        ended = done[:, :-1]
-        assert (count[:, 1:][ended] == 0).all()
-        assert torch.equal(count[:, 1:][~ended], count[:, :-1][~ended] + 1)
+        assert len(first.unique(dim=0)) == 12
 
 
 def test_wrong_collector_and_arguments_for_pools_are_refused() -> None:
