@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from tensordict.nn import TensorDictModuleBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
 
 from cormorant_compat.torchrl import (
     AsyncCollector,
@@ -29,17 +29,6 @@ from cormorant_testing.recurrent import Counter
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetClosed, StateError
 
-DEFAULTS: dict[str, Any] = {
-    "compile_policy": False, "cudagraph_policy": False, "track_traj_ids": True, "interruptor": None,
-    "use_buffers": None, "extend_buffer": True, "weight_updater": None, "weight_sync_schemes": None,
-    "weight_recv_schemes": None, "track_policy_version": False, "worker_idx": None, "trajs_per_batch": None,
-    "trajs_per_write": None, "traj_format": None, "auto_register_policy_transforms": None, "compact_obs": False,
-    "split_trajs": None, "trust_policy": None, "no_cuda_sync": False, "reset_when_done": True,
-    "return_same_td": False, "set_truncated": False, "replay_buffer": None, "init_random_frames": None,
-    "max_frames_per_traj": None, "policy_factory": None, "total_frames": -1,
-}  # fmt: skip
-"""TorchRL's own, by name."""
-
 
 def envs(count: int = 2, **options: Any) -> list[CountingEnv]:
     return [CountingEnv(**{"lengths": (3, 4), **options}) for _ in range(count)]
@@ -53,7 +42,7 @@ def test_the_older_names_are_the_same_classes() -> None:
 def test_every_frame_comes_once_with_the_newest_weights() -> None:
     torch.manual_seed(0)
     policy = Versioned()
-    with Collector(envs(action="box"), policy, frames_per_batch=10, **{**DEFAULTS, "total_frames": 27}) as collector:
+    with Collector(envs(action="box"), policy, frames_per_batch=10, total_frames=27) as collector:
         seed = collector.fleet.job.spec.collection.seed
         checker = Checker(job_seed=seed, num_envs=2, options={"lengths": (3, 4)}, action="box", acts_by_version=True)
         shapes = []
@@ -116,7 +105,7 @@ def test_what_an_environment_raises_is_raised_as_it_is() -> None:
 
 
 def test_steps_are_counted_where_trajectories_are_cut() -> None:
-    given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 20, "max_frames_per_traj": 4}
+    given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 30, "max_frames_per_traj": 4}
     first, again = (Collector(envs(lengths=9), **given) for _ in range(2))
     begun = first.next()
     again.load_state_dict(first.state_dict())  # in the middle of trajectories
@@ -124,18 +113,8 @@ def test_steps_are_counted_where_trajectories_are_cut() -> None:
     counts = whole["step_count"].squeeze(-1)
     assert counts.tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 2
     assert torch.equal(whole["next", "step_count"].squeeze(-1), counts + 1)
-
-
-def test_hooks_are_exchanged_and_called_once_a_batch() -> None:
-    calls: list[Any] = []
-    first = {"pre_collect_hook": lambda: calls.append("first"), "total_frames": 12}
-    with Collector(envs(), frames_per_batch=6, **first) as collector:  # type: ignore[arg-type]  # by name
-        batches = iter(collector)
-        next(batches)
-        collector.pre_collect_hook = lambda: calls.append("second")
-        collector.post_collect_hook = lambda batch: calls.append(tuple(batch.shape))
-        assert len(list(batches)) == 1
-    assert calls == ["first", "second", (2, 3)]
+    again.reset()
+    assert again.next()["observation"][..., 2].tolist() == [[0, 1, 2, 3, 0]] * 2
 
 
 def test_a_policy_beside_a_factory_is_where_weights_come_from() -> None:
@@ -196,13 +175,6 @@ def test_batches_are_handed_out_where_they_are_stored() -> None:
         assert next(iter(collector))["observation"].device.type == "meta"
 
 
-def test_new_episodes_begin_with_reset() -> None:
-    collector = Collector(envs(lengths=9), frames_per_batch=6)
-    next(iter(collector))
-    collector.reset()
-    assert next(iter(collector))["observation"][..., 2].tolist() == [[0.0, 1.0, 2.0]] * 2
-
-
 class Buffer:
     """Has what is read of TorchRL's buffers."""
 
@@ -237,13 +209,6 @@ def act_on_a_batch(td: TensorDict) -> TensorDict:
     return td.set("action", torch.full((td.shape[0], 2), 0.5))
 
 
-class ActOnAFrame(TensorDictModuleBase):
-    in_keys, out_keys = ("observation",), ("action",)
-
-    def forward(self, td: TensorDict) -> TensorDict:
-        return act_on_a_frame(td)
-
-
 class WithoutRow(TensorDictModuleBase):
     in_keys, out_keys = ("observation",), ("action",)
 
@@ -255,7 +220,10 @@ class WithoutRow(TensorDictModuleBase):
         return TensorDict({"action": self.share.expand(2)})
 
 
-@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch, ActOnAFrame(), WithoutRow()])
+WITHOUT_WEIGHTS = TensorDictModule(lambda obs: torch.full_like(obs[:2], 0.5), ["observation"], ["action"])
+
+
+@pytest.mark.parametrize("policy", [act_on_a_frame, act_on_a_batch, WITHOUT_WEIGHTS, WithoutRow()])
 def test_a_policy_of_one_environment_may_take_frames_or_batches(policy: Any) -> None:
     with Collector(lambda: CountingEnv(lengths=4, action="box"), policy, frames_per_batch=6) as collector:
         batch = next(iter(collector))
@@ -271,15 +239,6 @@ def test_methods_and_attributes_are_called_by_name() -> None:
             collector.map_fn("stats", [()], [{}, {}])
         with pytest.raises(AttributeError, match="'Collector' object has no attribute 'frames_per_batsh'"):
             _ = collector.frames_per_batsh
-
-
-def test_statistics_are_of_all_or_of_each() -> None:
-    with Collector(envs(), frames_per_batch=6) as collector:
-        next(iter(collector))
-        counts, each = collector.stats(workers="aggregate"), collector.stats(workers="per_worker")
-        assert (counts["frames"], each["worker_0/frames"]) == (6, 6)
-        assert set(counts) & set(each) == {"workers", "workers_alive"}
-        assert collector.stats() == collector.stats(workers="both") == counts | each
 
 
 class Waiting(CountingEnv):
@@ -340,13 +299,16 @@ def test_scripts_read_and_exchange_attributes() -> None:
         assert (collector.requested_frames_per_batch, collector.frames_per_batch, len(collector)) == (9, 10, 3)
         assert (collector.init_random_frames, collector.total_frames) == (4, 30)
         assert collector.env == made
-        seen: list[int] = []
-        collector.postproc = lambda batch: seen.append(batch.numel()) or batch
+        seen: list[Any] = []
+        collector.pre_collect_hook = lambda: seen.append("before")
+        collector.postproc = lambda batch: seen.append(batch.numel()) or batch[:1]
+        collector.post_collect_hook = lambda batch: seen.append(batch.numel())
         assert next(iter(collector)) is None
-        assert (seen, buffer.frames, collector.replay_buffer) == ([10], 10, buffer)
+        assert (seen, buffer.frames, collector.replay_buffer) == (["before", 10, 5], 5, buffer)
         collector.postproc = lambda batch: batch["missing"]
         with pytest.raises(KeyError, match="missing"):
             collector.next()
+        assert len(seen) == 4
         assert collector.stats()["frames"] == 10, "a batch that was not handed out does not count"
 
 
@@ -354,22 +316,12 @@ def test_a_collector_in_this_process_is_one() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"backend": "direct", "num_collectors": 3}, "num_collectors 3, sync None, backend_options "),
         ({"backend": "rpc"}, 'backend "rpc" is not known here; use one of direct, process, '),
-        ({"trajs_per_batch": 4, "traj_format": "flat"}, "traj_format must be 'padded' or 'cat', found 'flat'"),
-        ({"traj_format": "cat"}, 'traj_format "cat" is how whole episodes are handed out; give trajs_per_b'),
     ]
     for given, words in wrong:
         with pytest.raises(ValueError, match=words):
             Collector(envs(), frames_per_batch=10, **given)
-    with pytest.raises(TypeError, match="collectors have no argument compile_policy=True"):
-        Collector(envs(), frames_per_batch=10, compile_policy=True)
     with pytest.raises(ValueError, match="num_collectors 3 is 3, and env_fns has 2 environments"):
         MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
-
-
-def test_a_factory_may_make_no_policy() -> None:
-    # As TorchRL's RandomPolicy is read.
-    batch = next(iter(Collector(envs(), policy_factory=lambda: None, frames_per_batch=10)))
-    assert batch["collector", "policy_version"].unique().tolist() == [-1]
 
 
 def test_a_tensordict_of_weights_is_no_mapping_of_collectors() -> None:
@@ -386,8 +338,7 @@ def make() -> CountingEnv:
 
 @pytest.mark.slow
 def test_weights_by_collector_rule_the_first_sync_batch() -> None:
-    given = {**DEFAULTS, "frames_per_batch": 10, "total_frames": 20, "cat_results": "stack"}
-    with MultiSyncCollector([make, make], Versioned(), **given) as collector:
+    with MultiSyncCollector([make, make], Versioned(), frames_per_batch=10, total_frames=20) as collector:
         collector.update_policy_weights_({0: numbered(4), 1: numbered(6)})
         assert next(iter(collector))["action"][..., 0].tolist() == [[4.0] * 5, [6.0] * 5]
 

@@ -3,6 +3,7 @@
 import inspect
 import sys
 import threading
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,6 +131,8 @@ def test_zero_one_and_numpys_scalars_are_what_they_mean() -> None:
         ({"init_random_frames": 0.5}, ValueError, "init_random_frames 0.5"),
         ({"reset_when_done": False}, TypeError, "no argument reset_when_done=False"),
         ({"seed": 0}, TypeError, "no argument seed=0"),
+        ({"trajs_per_batch": 4, "traj_format": "flat"}, ValueError, "must be 'padded' or 'cat', found 'flat'"),
+        ({"traj_format": "cat"}, ValueError, "is how whole episodes are handed out; give trajs_per_batch"),
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
         ({"device": "cuda:99"}, ValueError, "device 'cuda:99' cannot be used here"),
         ({"device": "gpu"}, ValueError, "'gpu' cannot be used here"),
@@ -159,9 +162,10 @@ def test_arguments_that_are_fine_or_mean_nothing_are_accepted() -> None:
     for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
         assert read_settings(given)["replay_buffer"] is given["replay_buffer"]
     ignored = {"use_buffers": True, "no_cuda_sync": True, "extend_buffer": False, "auto_register_policy_transforms": 1}
-    ignored |= {"reset_when_done": True, "cat_results": "stack", "compile_policy": False, "weight_recv_schemes": {}}
-    ignored |= {"weight_sync_schemes": {"policy": object()}}
-    assert read_settings(ignored) == read_settings({})
+    torchrls = dict.fromkeys(("compile_policy", "cudagraph_policy", "track_policy_version", "set_truncated"), False)
+    torchrls |= dict.fromkeys(("interruptor", "weight_updater", "worker_idx", "trajs_per_write"))
+    torchrls |= {"reset_when_done": True, "track_traj_ids": True, "cat_results": "stack", "weight_recv_schemes": {}}
+    assert read_settings({**ignored, **torchrls, "weight_sync_schemes": {"policy": object()}}) == read_settings({})
 
 
 def test_exploration_types_are_read_from_strings_and_enums() -> None:
@@ -176,12 +180,11 @@ def test_the_seed_that_comes_next_is_torchrls() -> None:
 
 
 def test_configs_have_torchrls_defaults_and_fields() -> None:
-    on, off = OnPolicyCollectorConfig(), OffPolicyCollectorConfig()
-    assert (on.collector_device, on.pin_memory, on.frames_per_batch) == (["cpu"], False, 1000)
-    assert (on.total_frames, on.num_workers, on.env_per_collector) == (50_000_000, 32, 8)
-    assert (on.seed, on.exploration_type, on.async_collection) == (42, "random", False)
-    assert (off.multi_step, off.n_steps_return, off.init_random_frames) == (False, 3, 50_000)
-    assert (off.max_frames_per_traj, off.gamma) == (-1, 0.99)
+    on: dict[str, Any] = {"collector_device": ["cpu"], "pin_memory": False, "frames_per_batch": 1000, "seed": 42}
+    on |= {"total_frames": 50_000_000, "num_workers": 32, "env_per_collector": 8, "exploration_type": "random"}
+    on |= {"async_collection": False, "max_frames_per_traj": -1, "gamma": 0.99}
+    off = {"multi_step": False, "n_steps_return": 3, "init_random_frames": 50_000}
+    assert (asdict(OnPolicyCollectorConfig()), asdict(OffPolicyCollectorConfig())) == (on, on | off)
     with pytest.raises(ValueError, match="num_workers 4 and env_per_collector 8: a collector has more"):
         make_collector_onpolicy(CountingEnv, None, OnPolicyCollectorConfig(num_workers=4, env_per_collector=8))
 
@@ -339,18 +342,9 @@ def test_collectors_that_cannot_start_are_not_added() -> None:
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
-    class Inner:
-        depth = 3
-
-        def add(self, n: int, *, more: int = 0) -> int:
-            return self.depth + n + more
-
-    class Outer:
-        def __init__(self) -> None:
-            self.schemes = {"policy": Inner(), "x.y": [Inner()]}
-
+    inner = SimpleNamespace(depth=3, add=lambda n, *, more: 3 + n + more)
+    outer = SimpleNamespace(schemes={"policy": inner, "x.y": [inner]})
     execute: Any = RayCollector.cascade_execute
-    outer = Outer()
     assert execute(outer, "schemes['policy'].add", 1, more=2) == 6
     assert execute(outer, 'schemes["x.y"][0].depth') == 3
     with pytest.raises(TypeError, match="'int' object is not callable"):
