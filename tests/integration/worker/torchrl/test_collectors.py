@@ -54,19 +54,16 @@ def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
             shapes.append(tuple(batch.shape))
             checker.take(rows(batch))
             stats = collector.stats()
-            assert stats["completed"] is (n == 3)
+            assert (stats["workers"], stats["completed"]) == (2, n == 3)
             if n == 2:  # none has ended yet
-                assert (stats["workers"], stats["worker_1/frames"]) == (2, 30)
+                assert stats["worker_1/frames"] == 30
             with torch.no_grad():
                 policy.number.fill_(n + 1)
-            assert (batch["collector", "policy_version"] == n).all()
             collector.update_policy_weights_([None, policy][n % 2], **({} if n % 2 else {"weights": numbered(n + 1)}))
         # 70 are no whole steps of 4 environments.
         assert shapes == [(2, 2, 5), (2, 2, 5), (2, 2, 5), (2, 2, 3)]
         assert checker.frames == 72
-        stats = collector.stats()
         assert (stats["frames"], stats["batches"]) == (72, 4)
-        assert stats["completed"] is True
         wrong: list[tuple[Any, dict[str, Any], str]] = [
             (policy, {"weights": numbered(3)}, "weights were given more than once"),
             (None, {"worker_ids": 7}, "worker_ids 7 is not a collector"),
@@ -154,11 +151,8 @@ def test_config_helpers_split_round_up_and_keep_the_config() -> None:
         assert batch.shape == (8, 3)
         assert batch["collector", "mask"].all()
         # Rewards are 1, 2, 3 (and a thousandth an episode): two steps ahead, and no further than the end.
-        plain = batch["next", "original_reward"].squeeze(-1)
-        summed = batch["next", "reward"].squeeze(-1)
-        torch.testing.assert_close(summed[:, 0], plain[:, 0] + 0.5 * plain[:, 1])
-        torch.testing.assert_close(summed[:, 2], plain[:, 2])
-        assert batch["next", "done"].squeeze(-1)[:, 1:].all()
+        summed = torch.tensor([[1 + 2 / 2, 2 + 3 / 2, 3.0]] * 8)
+        torch.testing.assert_close(batch["next", "reward"].squeeze(-1), summed, atol=0.01, rtol=0)
     assert cfg.collector_device == ["cpu"]
     with make_collector_onpolicy(make, None, cfg, {"lengths": 3}) as collector:
         assert len(collector) == 2
@@ -225,33 +219,20 @@ def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
 @pytest.mark.slow
 @needs_torchrl
 @pytest.mark.filterwarnings("ignore")
-def test_torchrls_environments_step_on_their_device() -> None:
+def test_torchrls_environments_step_on_their_device_and_read_info() -> None:
     def nowhere() -> Any:
-        from torchrl.envs import GymEnv
+        from torchrl.data import Unbounded
+        from torchrl.envs import GymWrapper
+        from torchrl.envs.libs.gym import default_info_dict_reader
 
-        return GymEnv("CartPole-v1", device=None)
+        reader = default_info_dict_reader(["pair"], spec={"pair": Unbounded((2,), dtype=torch.int16)})
+        return GymWrapper(CountingEnv(), device=None).set_info_dict_reader(reader)
 
     for given, expected in (({}, None), ({"env_device": ["cpu"]}, torch.device("cpu"))):
-        with Collector(nowhere, frames_per_batch=4, total_frames=4, **given) as collector:
-            assert collector.next().shape == (4,)
+        with Collector(nowhere, frames_per_batch=20, total_frames=20, **given) as collector:
+            batch = collector.next()
+            assert torch.equal(batch["next", "pair"], batch["next", "observation"][..., 1:3].short())
             assert collector.env.device == expected
-
-
-@pytest.mark.slow
-@needs_torchrl
-def test_what_torchrls_info_reader_reads_arrives() -> None:
-    from torchrl.data import Unbounded
-    from torchrl.envs import GymWrapper
-    from torchrl.envs.libs.gym import default_info_dict_reader
-
-    def read() -> Any:
-        env = GymWrapper(CountingEnv())
-        reader = default_info_dict_reader(["pair"], spec={"pair": Unbounded((2,), dtype=torch.int16)})
-        return env.set_info_dict_reader(reader)
-
-    with sync_sync_collector([read], frames_per_batch=20, total_frames=20) as collector:
-        batch = collector.next()
-    assert torch.equal(batch["next", "pair"], batch["next", "observation"][..., 1:3].short())
 
 
 @pytest.mark.parametrize("how", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])

@@ -2,6 +2,7 @@
 same tests hold for both.
 """
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -64,43 +65,42 @@ def test_rand_step_continues_from_the_current_state() -> None:
     following(played, 5)
 
 
+def check_steps(
+    env: Any, by_hand: ByHand, num_steps: int, *, skip: int = 1, actions: Sequence[int] = (1,)
+) -> list[int]:
+    """An environment gives what a pool gives that is stepped by hand. By step: how often the action was repeated."""
+    obs, current, repeated, ends = by_hand.reset(), env.reset(), [], 0
+    for _ in range(num_steps):
+        np.testing.assert_array_equal(current["observation"][0].numpy(), obs)
+        action = actions[ends % len(actions)]
+        stepped = env.step(current.set("action", torch.tensor([action])))
+        total, over = 0.0, False
+        for n in range(1, skip + 1):
+            obs, reward, *flags = by_hand.step(action)
+            total, over = total + reward, any(flags)
+            if over:
+                break
+        repeated.append(n)
+        np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
+        assert (stepped["next", "reward"].item(), stepped["next", "done"].item()) == (total, over)
+        current = stepped["next"].exclude("reward")
+        if over:
+            ends += 1
+            current, obs = env.reset(current.set("_reset", current["done"])), by_hand.go_on()
+    assert ends >= 3
+    return repeated
+
+
 def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:
     kwargs = {"episodic_life": True, "stack_num": 1, "img_height": 42, "img_width": 42}
     env = MultiThreadedEnv(1, "ALE/Breakout-v5", create_env_kwargs={"seed": [3], **kwargs},
                            categorical_action_encoding=True)  # fmt: skip
-    by_hand = ByHand("Breakout-v5", 3, **kwargs)
-    obs, current, ends = by_hand.reset(), env.reset(), 0
-    while ends < 3:
-        np.testing.assert_array_equal(current["observation"][0].numpy(), obs)
-        stepped = env.step(current.set("action", torch.tensor([1 if ends % 2 else 3])))
-        obs, _, *flags = by_hand.step(1 if ends % 2 else 3)
-        np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
-        current = stepped["next"].exclude("reward")
-        if any(flags):
-            ends += 1
-            current, obs = env.reset(current.set("_reset", current["done"])), by_hand.go_on()
+    check_steps(env, ByHand("Breakout-v5", 3, **kwargs), 200, actions=[3, 1])
 
 
 def test_frame_skip_repeats_sums_and_stops_with_the_episode() -> None:
-    env = cartpole(1, [11], frame_skip=3)
-    by_hand = ByHand("CartPole-v1", 11)
-    by_hand.reset()
-    current, rewards = env.reset(), []
-    for _ in range(40):
-        stepped = env.step(current.set("action", torch.tensor([1])))
-        total, over = 0.0, False
-        while total < 3 and not over:
-            obs, reward, *flags = by_hand.step(1)
-            total, over = total + reward, any(flags)
-        np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
-        assert stepped["next", "reward"].item() == total
-        assert stepped["next", "done"].item() is over
-        rewards.append(total)
-        current = stepped["next"].exclude("reward")
-        if over:
-            current = env.reset(current.set("_reset", current["done"]))
-            by_hand.go_on()
-    assert set(rewards) > {3.0}
+    repeated = check_steps(cartpole(1, [11], frame_skip=3), ByHand("CartPole-v1", 11), 40, skip=3)
+    assert set(repeated) > {3}
 
 
 def test_one_hot_actions_are_the_default_and_mean_the_same() -> None:
