@@ -77,7 +77,7 @@ def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(
 def test_run_without_the_extra_api_says_what_writes_reports(
     start: Started, write: Written, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(collection={"framesPerBatch": 64, "totalFrames": 64}, output={"dataset": {"uri": "data/small"}})
+    write(collection={"framesPerBatch": 64, "totalFrames": 64}, output={"dataset": {"uri": "data/small"}}, replicas=2)
     (tmp_path / "fastapi.py").write_text("raise ModuleNotFoundError(name='fastapi')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "data").mkdir()
@@ -89,6 +89,7 @@ def test_run_without_the_extra_api_says_what_writes_reports(
     said = "warning: no report is written: it needs fastapi, which is not installed: pip install 'cormorant[api]'"
     assert said in err.splitlines()
     assert "report:" not in out
+    assert "collected 64 frames" in out, "also where the job ends while workers start"
 
 
 @pytest.mark.parametrize("where", ["policy", "inline", "subprocess"])
@@ -108,14 +109,6 @@ def test_what_raises_is_the_users_traceback(where: str, start: Started, write: W
     assert (first, second) == ("Traceback (most recent call last):", f'  File "{tmp_path}/raising.py", {place}')
     assert "cormorant_worker" not in err
     assert last.startswith(f"worker cpu-0: {words}")
-
-
-@pytest.mark.slow
-def test_job_that_ends_while_workers_start_is_not_called_old(start: Started, write: Written) -> None:
-    write(collection={"framesPerBatch": 64, "totalFrames": 64}, output={"dataset": {"uri": "data/small"}}, replicas=2)
-    code, out, err = start("run", "job.yaml").end()
-    assert code == 0, err
-    assert "collected 64 frames" in out
 
 
 def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path) -> None:
@@ -290,24 +283,24 @@ def hub(tmp_path: Path) -> Iterator[ScriptedHead]:
         yield server
 
 
-def push(hub: ScriptedHead, folder: Path, token: str) -> "subprocess.CompletedProcess[str]":
-    uri = write_dataset(str(folder / "data"))
+def test_what_was_pushed_is_the_dataset_and_a_refusal_is_a_sentence(hub: ScriptedHead, tmp_path: Path) -> None:
+    uri = write_dataset(str(tmp_path / "data"))
     command = [Path(sys.executable).with_name("cormorant"), "dataset", "export", uri, "--to", "huggingface"]
-    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}
-    return subprocess.run([*command, "--push", "me/pole"], env=environment, capture_output=True, text=True, check=False)
+    command += ["--push", "me/pole", "--out"]
 
+    def push(token: str) -> "subprocess.CompletedProcess[str]":
+        environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": token, "NO_PROXY": "127.0.0.1"}
+        return subprocess.run(
+            [*command, tmp_path / token], env=environment, capture_output=True, text=True, check=False
+        )
 
-def test_what_was_pushed_is_the_dataset(hub: ScriptedHead, tmp_path: Path) -> None:
-    done = push(hub, tmp_path, "hf_mine")
+    refused = push("hf_other")
+    assert refused.returncode == 1
+    assert f"cannot push to me/pole at {hub.url}: " in refused.stderr
+    assert "the folder is complete" in " ".join(refused.stderr.split())
+    assert (tmp_path / "hf_other" / "data" / "cpu-0-0.parquet").exists()
+    done = push("hf_mine")
     assert done.returncode == 0, done.stderr
     assert f"pushed: {hub.url}/datasets/me/pole/commit/1" in done.stdout
     read = datasets.load_dataset(str(tmp_path / "hub"), split="train", cache_dir=str(tmp_path / "cache"))
     assert sorted(read["reward"]) == list(range(8))
-
-
-def test_a_hub_that_refuses_is_a_sentence(hub: ScriptedHead, tmp_path: Path) -> None:
-    done = push(hub, tmp_path, "hf_other")
-    assert done.returncode == 1
-    assert f"cannot push to me/pole at {hub.url}: " in done.stderr
-    assert "the folder is complete" in " ".join(done.stderr.split())
-    assert (tmp_path / "data-huggingface" / "data" / "cpu-0-0.parquet").exists()

@@ -154,10 +154,6 @@ def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["episode-0-seed-3.mp4", "episode-1-seed-4.mp4"]
     pictures = [ffmpeg.count_frames_and_secs(str(file))[0] for file in files]
     assert pictures == [row.length + 1 for row in table.episodes[:2]]
-
-
-def test_what_cannot_be_recorded_says_so(tmp_path: Path) -> None:
-    pytest.importorskip("imageio_ffmpeg")
     with pytest.raises(EvaluationError, match="videos need a folder of this machine"):
         evaluate(CARTPOLE, episodes=1, videos=1)
     with pytest.raises(EnvError, match="EnvPool's CartPole-v1 cannot be recorded"):

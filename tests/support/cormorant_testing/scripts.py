@@ -181,11 +181,11 @@ def unused_port() -> int:
 
 
 @contextlib.contextmanager
-def no_room() -> Iterator[list[Any]]:
-    """Inside, every write to a file fails; yields what is logged."""
+def no_room(most: int = 0) -> Iterator[list[Any]]:
+    """Inside, every write to a file beyond these bytes fails; yields what is logged."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     with structlog.testing.capture_logs() as logged:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
         try:
             yield logged
         finally:

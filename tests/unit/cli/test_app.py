@@ -186,16 +186,12 @@ def test_init_writes_a_job_that_validates_and_overwrites_nothing(
 # -- dataset ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def uri(tmp_path):
-    return write_dataset(str(tmp_path / "data"))
-
-
 def dataset(*arguments):
     return entry.run(["dataset", *arguments])
 
 
-def test_ls_shows_parts_and_sums(uri, capsys):
+def test_a_dataset_is_listed_exported_beside_it_and_verified(tmp_path, capsys):
+    uri = write_dataset(str(tmp_path / "data"))
     assert dataset("ls", uri) == 0
     text = capsys.readouterr().out
     assert "cpu-0-0" in text
@@ -203,23 +199,17 @@ def test_ls_shows_parts_and_sums(uri, capsys):
     dataset("ls", uri, "--json")
     told = json.loads(capsys.readouterr().out)
     assert (told["job"], told["frames"], told["parts"][0]["shards"]) == ("pole", 8, 1)
-
-
-def test_verify_accepts_a_good_dataset_and_refuses_a_changed_one(uri, tmp_path, capsys):
-    assert dataset("verify", uri) == 0
-    assert "ok, 8 frames in 1 shard of 1 part" in capsys.readouterr().out
-    shard = tmp_path / "data" / "cpu-0-0" / "frames-000000.arrow"
-    shard.write_bytes(shard.read_bytes() + b"x")
-    assert dataset("verify", uri) == 1
-    assert "the manifest says" in capsys.readouterr().err
-
-
-def test_export_is_beside_the_dataset(uri, tmp_path, capsys):
     assert dataset("export", f"file://{tmp_path}/da%74a", "--to", "parquet") == 0
     assert (tmp_path / "data-parquet" / "cpu-0-0.parquet").exists()
     assert "data-parquet: 8 frames" in capsys.readouterr().out
     assert dataset("export", uri, "--to", "lerobot", "--fps", "50", "--out", str(tmp_path / "robot")) == 0
     assert json.loads((tmp_path / "robot" / "meta" / "info.json").read_text())["fps"] == 50
+    assert dataset("verify", uri) == 0
+    assert "ok, 8 frames in 1 shard of 1 part" in capsys.readouterr().out
+    with (tmp_path / "data" / "cpu-0-0" / "frames-000000.arrow").open("ab") as shard:
+        shard.write(b"x")
+    assert dataset("verify", uri) == 1
+    assert "the manifest says" in capsys.readouterr().err
 
 
 def test_what_cannot_be_is_a_sentence(tmp_path, capsys):

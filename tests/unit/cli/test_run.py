@@ -218,14 +218,10 @@ def test_several_jobs_in_a_file_are_refused(tmp_path: Path, capsys: pytest.Captu
     assert said.out == ""
 
 
-@pytest.mark.parametrize("file", ["job.yaml", "-"])
-def test_modules_beside_the_manifest_are_importable(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(manifest("one")))
+def test_modules_beside_a_manifest_from_stdin_are_importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with path.open() as text:
-        monkeypatch.setattr(sys, "stdin", text)
-        assert read_job(file).metadata.name == "one"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(yaml.safe_dump(manifest("one")).encode())))
+    assert read_job("-").metadata.name == "one"
     assert str(tmp_path) in sys.path
 
 

@@ -81,8 +81,6 @@ def test_readers_hold_no_descriptors(make_dice, stored):
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # others are closed meanwhile, as the garbage of earlier tests goes
             assert folder not in descriptor.readlink().parents
-    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
-    assert sum(str(folder) in path for path in mapped) >= 5
     assert len(held) > 5
 
 
