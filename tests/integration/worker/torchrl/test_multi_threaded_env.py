@@ -75,12 +75,11 @@ def check_steps(
         action = actions[ends % len(actions)]
         stepped = env.step(current.set("action", torch.tensor([action])))
         total, over = 0.0, False
-        for n in range(1, skip + 1):
+        repeated.append(0)
+        while repeated[-1] < skip and not over:
             obs, reward, *flags = by_hand.step(action)
             total, over = total + reward, any(flags)
-            if over:
-                break
-        repeated.append(n)
+            repeated[-1] += 1
         np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
         assert (stepped["next", "reward"].item(), stepped["next", "done"].item()) == (total, over)
         current = stepped["next"].exclude("reward")
