@@ -2,6 +2,7 @@
 changes of manifests that an API server accepts or refuses, and generated ones for property tests.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
@@ -20,20 +21,15 @@ _IN_PLACE = "checkpoints are weights for policy.entrypoint in place of policy.in
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
 
-def _vector(**fields: object) -> Document:
-    return manifest(env={"vector": {"numEnvs": 8} | fields})
+def _env(kind: str, **fields: object) -> Document:
+    return manifest(env={kind: {"numEnvs": 8} | fields})
 
 
-def _openenv(**fields: object) -> Document:
-    return manifest(env={"openenv": {"numEnvs": 8} | fields})
-
-
-def _agents(**fields: object) -> Document:
-    return manifest(env={"pettingzoo": {"numEnvs": 8} | fields})
+_vector, _openenv, _agents = (partial(_env, kind) for kind in ("vector", "openenv", "pettingzoo"))
 
 
 def _policies(**agents: object) -> Document:
-    return _agents(id="a") | {"spec": _agents(id="a")["spec"] | {"policy": {"agents": agents}}}
+    return manifest(env={"pettingzoo": {"id": "a", "numEnvs": 8}}, policy={"agents": agents})
 
 
 def _episodes(episodes: Document, **more: object) -> Document:
