@@ -14,15 +14,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import gymnasium
-import numpy as np
 import pytest
-import safetensors.numpy
+import safetensors.torch
 import yaml
 
 from cormorant.policies import mlp
@@ -32,76 +31,46 @@ from cormorant_testing.needs import lacks
 from cormorant_testing.real_cluster import RELEASE, Installation
 from cormorant_testing.real_job import Job, note, running, small_job
 from cormorant_testing.scripts import Repeated, Server, until, unused_port
-from cormorant_testing.serving import Api
 
-LOOK_S = 1.0
+FILES = CHART / "files"
 
 
-class PodDiscovery(Repeated):
-    """The pods of some PodMonitors, in a file for `file_sd_configs`. Use as a context manager."""
-
-    proxy: str
-    """Address of the API server without its credentials, on this machine."""
-
-    def __init__(self, folder: Path, monitors: Sequence[Manifest]) -> None:
-        super().__init__(self._look, every_s=LOOK_S, unless=(OSError,))  # the API server is busy: what is known stays
-        self.file = folder / "pods.json"
-        self._monitors = monitors
-
-    def __enter__(self) -> "PodDiscovery":
-        self._process, port = forward("proxy", "--address=127.0.0.1", "--port=0")
-        self.proxy = f"127.0.0.1:{port}"
-        self._look()
-        return super().__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        super().__exit__()
-        self._process.kill()
-        self._process.communicate(timeout=30)
-
-    def _look(self) -> None:
-        groups = [group for monitor in self._monitors for group in self._target_groups(monitor)]
-        fresh = self.file.with_suffix(".new")
-        fresh.write_text(json.dumps(groups))
-        fresh.replace(self.file)
-
-    def _target_groups(self, monitor: Manifest) -> Iterator[dict[str, Any]]:
-        """Each port that a monitor selects of a pod that has an address and has not ended, with the labels that the
-        Prometheus operator gives.
-        """
-        own, spec = monitor["metadata"], monitor["spec"]
-        for namespace in spec.get("namespaceSelector", {}).get("matchNames", [own["namespace"]]):
-            with urllib.request.urlopen(f"http://{self.proxy}/api/v1/namespaces/{namespace}/pods", timeout=30) as reply:
-                pods = json.load(reply)["items"]
-            for pod, endpoint in itertools.product(pods, spec["podMetricsEndpoints"]):
-                name, status = pod["metadata"]["name"], pod["status"]
-                is_chosen = spec["selector"]["matchLabels"].items() <= pod["metadata"].get("labels", {}).items()
-                if not is_chosen or not status.get("podIP") or status["phase"] in ("Failed", "Succeeded"):
-                    continue
-                for container in pod["spec"]["containers"]:
-                    ports = container.get("ports", ())
-                    for number in (p["containerPort"] for p in ports if p.get("name") == endpoint["port"]):
-                        path = f"/api/v1/namespaces/{namespace}/pods/{name}:{number}/proxy{endpoint['path']}"
-                        labels = {
-                            "__metrics_path__": path, "job": f"{own['namespace']}/{own['name']}",
-                            "instance": f"{status['podIP']}:{number}", "endpoint": endpoint["port"],
-                            "namespace": namespace, "pod": name, "container": container["name"],
-                        }  # fmt: skip
-                        yield {"targets": [self.proxy], "labels": labels}
+def targets(monitor: Manifest, proxy: str) -> Iterator[dict[str, Any]]:
+    """Each port that a monitor selects of a pod that has an address and has not ended, with the labels that the
+    Prometheus operator gives; reached at `proxy`, the API server's address without its credentials.
+    """
+    own, spec = monitor["metadata"], monitor["spec"]
+    for namespace in spec.get("namespaceSelector", {}).get("matchNames", [own["namespace"]]):
+        with urllib.request.urlopen(f"http://{proxy}/api/v1/namespaces/{namespace}/pods", timeout=30) as reply:
+            pods = json.load(reply)["items"]
+        for pod, endpoint in itertools.product(pods, spec["podMetricsEndpoints"]):
+            name, status = pod["metadata"]["name"], pod["status"]
+            is_chosen = spec["selector"]["matchLabels"].items() <= pod["metadata"].get("labels", {}).items()
+            if not is_chosen or not status.get("podIP") or status["phase"] in ("Failed", "Succeeded"):
+                continue
+            for container in pod["spec"]["containers"]:
+                ports = container.get("ports", ())
+                for number in (p["containerPort"] for p in ports if p.get("name") == endpoint["port"]):
+                    path = f"/api/v1/namespaces/{namespace}/pods/{name}:{number}/proxy{endpoint['path']}"
+                    labels = {
+                        "__metrics_path__": path, "job": f"{own['namespace']}/{own['name']}",
+                        "instance": f"{status['podIP']}:{number}", "endpoint": endpoint["port"],
+                        "namespace": namespace, "pod": name, "container": container["name"],
+                    }  # fmt: skip
+                    yield {"targets": [proxy], "labels": labels}
 
 
 class Prometheus(Server):
     """A real one of this machine, which scrapes every 2 s; skips the test where there is none."""
 
-    def __init__(self, folder: Path, scraped: Mapping[str, Any], *, rules: Path) -> None:
+    def __init__(self, folder: Path, targets: Path) -> None:
         if shutil.which("prometheus") is None:
             lacks("prometheus", "no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
         config = {
             "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "1s"},
-            "scrape_configs": [scraped],
-            "rule_files": [str(rules)],
+            "scrape_configs": [{"job_name": "pods", "file_sd_configs": [{"files": [str(targets)]}]}],
+            "rule_files": [str(FILES / "rules" / "cormorant.yaml")],
         }
-        folder.mkdir(parents=True, exist_ok=True)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         address = f"127.0.0.1:{unused_port()}"
         self._url = f"http://{address}"
@@ -130,7 +99,6 @@ class Prometheus(Server):
         return self.numbers(expr)
 
 
-FILES = CHART / "files"
 NEED_MORE = {"GPU utilization", "GPU memory"}
 """Panels of cormorant-job that need a device."""
 NEED_MORE |= {"Environments acted for per second", "Environments per call of the policy", "Wait and act"}
@@ -148,35 +116,28 @@ MANIFEST = small_job(
 )
 
 
-class Learner(Repeated):
-    """Takes batches and publishes weights, on its own connection. A port-forward ends with its pod, at any byte."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(self._learn, every_s=0.5, unless=(OSError, HTTPException, AssertionError))
-        self._job = Job(job.namespace, job.name)
-
-    def _learn(self) -> None:
-        try:
-            self._learn_from(self._job.api())
-        finally:
-            self._job.disconnect()
-
-    def _learn_from(self, api: Api) -> None:
-        env = gymnasium.make("CartPole-v1")
-        tensors = mlp(env.observation_space, env.action_space).state_dict()
-        weights = safetensors.numpy.save({name: np.zeros(one.shape, np.float32) for name, one in tensors.items()})
-        while not self._stop.is_set():
-            for _ in range(20):
-                batch = api.take(wait=1, consumer="learner")
-                assert batch.status < 500, batch
-            api.put("/v1/models/policy/weights", weights, Prefer="wait=10")
-
-
 @pytest.fixture(scope="module")
 def job(installed: Installation) -> Iterator[Job]:
-    with running(installed.jobs, MANIFEST) as job, Learner(job):
-        job.until_ready()
-        yield job
+    """It collects for a learner, which takes batches and publishes weights on its own connection."""
+    env = gymnasium.make("CartPole-v1")
+    weights = safetensors.torch.save(mlp(env.observation_space, env.action_space).state_dict())
+    with running(installed.jobs, MANIFEST) as job, contextlib.ExitStack() as ends:
+        learner = Job(job.namespace, job.name)
+        ends.callback(learner.disconnect)
+
+        def learn() -> None:
+            try:
+                api, until_s = learner.api(), time.monotonic() + 30
+                while time.monotonic() < until_s:
+                    for _ in range(20):
+                        assert api.take(wait=1, consumer="learner").status < 500
+                    api.put("/v1/models/policy/weights", weights, Prefer="wait=10")
+            except (OSError, HTTPException, AssertionError):
+                learner.disconnect()  # a port-forward ends with its pod, at any byte
+
+        with Repeated(learn, every_s=0.1):
+            job.until_ready()
+            yield job
 
 
 @pytest.fixture(scope="module")
@@ -184,11 +145,23 @@ def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     folder = tmp_path_factory.mktemp("prometheus")
     manifests = render(f"watchNamespaces={{{installed.jobs.name}}}", namespace=RELEASE, apis=(POD_MONITOR,))
     monitors = [find(manifests, "PodMonitor", name) for name in (RELEASE, f"{RELEASE}-jobs")]
-    with PodDiscovery(folder, monitors) as pods:
-        rules = FILES / "rules" / "cormorant.yaml"
-        scraped = {"job_name": "pods", "file_sd_configs": [{"files": [str(pods.file)]}]}
-        with Prometheus(folder / "db", scraped, rules=rules) as db:
+    found = folder / "pods.json"
+    process, port = forward("proxy", "--address=127.0.0.1", "--port=0")
+
+    def look() -> None:
+        groups = [group for monitor in monitors for group in targets(monitor, f"127.0.0.1:{port}")]
+        fresh = found.with_suffix(".new")
+        fresh.write_text(json.dumps(groups))
+        fresh.replace(found)
+
+    try:
+        look()
+        # The API server is busy: what is known stays.
+        with Repeated(look, every_s=1.0, unless=(OSError,)), Prometheus(folder, found) as db:
             yield db
+    finally:
+        process.kill()
+        process.communicate(timeout=30)
 
 
 def test_each_pod_is_found_and_scraped_once(job: Job, db: Prometheus, installed: Installation) -> None:
@@ -262,7 +235,10 @@ def end_a_worker(job: Job) -> None:
 
 
 def kill_the_head(job: Job) -> None:
-    job.kill_head()
+    epoch = job.status["epoch"]
+    job.kill(job.head(), "cormorant_api")
+    job.disconnect()
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
     job.until(lambda: job.ask("/v1/status").status == 200, what="the next head collects")
 
 

@@ -186,13 +186,6 @@ class Job:
         self.namespace("delete", "pod", worker, "--now", "--wait=false")
         return self.until(lambda: self.pods("worker") and worker not in self.pods("worker"), what="a replacement")
 
-    def kill_head(self) -> None:
-        """The head's process; returns in the next epoch."""
-        epoch = self.status["epoch"]
-        self.kill(self.head(), "cormorant_api")
-        self.disconnect()
-        self.until(lambda: self.status["epoch"] == epoch + 1, what="the next epoch")
-
     def kill(self, pod: str, word: str) -> None:
         self.signal(pod, word, signal.SIGKILL)
 
