@@ -35,6 +35,6 @@ def scene(cluster: None, tmp_path: Path) -> Iterator[Cli]:
 def running(scene: Cli) -> Iterator[Cli]:
     """A job of two workers, all ready."""
     with scene.operator(), Kubelet(scene.namespace):
-        scene.submit()
+        scene.good("submit", scene.write())
         scene.until_ready()
         yield scene

@@ -48,11 +48,6 @@ def release(namespace: Namespace) -> Iterator[Release]:
     release.uninstall()
 
 
-def can(namespace: Namespace, account: str, verb: str, resource: str, *more: str) -> bool:
-    user = f"system:serviceaccount:{namespace.name}:{account}"
-    return namespace("auth", "can-i", verb, resource, f"--as={user}", *more, check=False).startswith("yes")
-
-
 # -- releases ----------------------------------------------------------------------------------------------------------
 
 
@@ -97,19 +92,7 @@ def test_release_upgrades_and_keeps_crd_key_and_jobs(namespace: Namespace, relea
     namespace("delete", "collectorjob", "pong", "--timeout=20s")
 
 
-def test_users_roles_reach_view_and_edit(namespace: Namespace, release: Release) -> None:
-    release.install(f"watchNamespaces={{{namespace.name}}}")
-    for role in ("view", "edit"):
-        namespace("create", "serviceaccount", role)
-        namespace("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={namespace.name}:{role}")
-    namespace.until(lambda: can(namespace, "edit", "create", "collectorjobs"), what="edit has gathered the rules")
-    assert can(namespace, "edit", "patch", "collectorjobs", "--subresource=scale")
-    assert not can(namespace, "edit", "patch", "collectorjobs", "--subresource=status")
-    assert can(namespace, "view", "list", "collectorjobs")
-    assert not can(namespace, "view", "create", "collectorjobs")
-
-
-def test_api_server_takes_every_object_to_the_letter(namespace: Namespace, release: Release) -> None:
+def test_api_server_takes_every_object_and_roles_reach_view_and_edit(namespace: Namespace, release: Release) -> None:
     release.install(f"watchNamespaces={{{namespace.name}}}")
     manifests = render(
         *("replicas=2", "networkPolicy.enabled=true", "imagePullSecrets={a}", "nodeSelector.disk=ssd"),
@@ -120,6 +103,19 @@ def test_api_server_takes_every_object_to_the_letter(namespace: Namespace, relea
         # The key was drawn anew, and the test's pod is taken when its account is there: both have tests of their own.
         if manifest["kind"] not in ("Secret", "Pod"):
             namespace("apply", "--dry-run=server", "--validate=strict", "-f", "-", document=manifest)
+    for role in ("view", "edit"):
+        namespace("create", "serviceaccount", role)
+        namespace("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={namespace.name}:{role}")
+
+    def can(account: str, *asked: str) -> bool:
+        user = f"--as=system:serviceaccount:{namespace.name}:{account}"
+        return namespace("auth", "can-i", *asked, user, check=False).startswith("yes")
+
+    namespace.until(lambda: can("edit", "create", "collectorjobs"), what="edit has gathered the rules")
+    assert can("edit", "patch", "collectorjobs", "--subresource=scale")
+    assert not can("edit", "patch", "collectorjobs", "--subresource=status")
+    assert can("view", "list", "collectorjobs")
+    assert not can("view", "create", "collectorjobs")
 
 
 # -- the operator with its rights --------------------------------------------------------------------------------------

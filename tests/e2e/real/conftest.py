@@ -6,8 +6,10 @@ import pytest
 
 from cormorant_testing.helm import helm
 from cormorant_testing.kubectl import RESTRICTED, Namespace
-from cormorant_testing.real_cluster import RELEASE, Images, Installation, adopt_crd, skip_without_nodes
+from cormorant_testing.real_cluster import RELEASE, Images, Installation, skip_without_nodes
 from cormorant_testing.real_job import note
+
+CRD = "collectorjobs.cormorant.dev"
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +20,11 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation
     with Namespace("real", RESTRICTED) as jobs:
         unpacked_s = images.unpack(jobs)
         installation = Installation(tmp_path_factory.mktemp("real"), jobs, images)
-        adopt_crd(jobs)
+        if jobs("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
+            # Other tests may have left it to no release, or to theirs.
+            owner = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={RELEASE}")
+            jobs("annotate", "crd", CRD, "--overwrite", *owner)
+            jobs("label", "crd", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")
         helm("uninstall", RELEASE, "-n", RELEASE, "--ignore-not-found")
         installation.install()
         yield installation

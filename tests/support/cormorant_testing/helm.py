@@ -53,8 +53,10 @@ def pod_template(manifests: Iterable[Manifest]) -> Manifest:
 class Release:
     """One release in one namespace of the API server of KUBECONFIG."""
 
-    def __init__(self, namespace: str, name: str = "cormorant") -> None:
-        self.namespace, self.name = namespace, name
+    name = "cormorant"
+
+    def __init__(self, namespace: str) -> None:
+        self.namespace = namespace
 
     def install(self, *values: str, chart: Path = CHART) -> None:
         # Tests of the CRD alone may have applied it without Helm.

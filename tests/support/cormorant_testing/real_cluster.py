@@ -21,7 +21,6 @@ from cormorant_testing.snippets import ROOT, blocks
 BUILDER = "CORMORANT_IMAGE_BUILDER"
 PREFIX = os.environ.get("CORMORANT_IMAGE_PREFIX", "localhost")
 RELEASE = "cormorant"
-CRD = "collectorjobs.cormorant.dev"
 DISK_USAGE = "du --one-file-system --summarize --block-size=MB / 2> /dev/null || true"
 """A command for a container. Users other than root cannot read a few folders; those are empty."""
 _BUILD_S, _UNPACK_S = 1500, 420
@@ -95,26 +94,6 @@ class Images:
         return took
 
 
-def chart_of(images: Images, folder: Path, *, watch: str) -> Path:
-    """A copy of the chart whose defaults are these images and one namespace: commands stay as users write them."""
-    chart = folder / "charts" / "cormorant"
-    shutil.copytree(CHART, chart)
-    values = (chart / "values.yaml").read_text()
-    repositories = iter((images.operator, images.job))
-    values = re.sub(r'repository: "[^"]+"', lambda _: f'repository: "{next(repositories).rpartition(":")[0]}"', values)
-    for default, own in (
-        # A node of the tests has no device: groups that ask for one run the same image.
-        ('repository: ""', f'repository: "{images.job.rpartition(":")[0]}"'),
-        ('tag: ""', f'tag: "{images.tag}"'),
-        ("watchNamespaces: []", f"watchNamespaces: [{watch}]"),
-        ('cpu: "100m"', 'cpu: "20m"'),
-    ):
-        assert default in values
-        values = values.replace(default, own)
-    (chart / "values.yaml").write_text(values)
-    return chart
-
-
 class Installation:
     """A release, and where its jobs go.
 
@@ -124,8 +103,8 @@ class Installation:
 
     def __init__(self, folder: Path, jobs: Namespace, images: Images) -> None:
         self.folder, self.jobs, self.images = folder, jobs, images
-        self.chart = chart_of(images, folder, watch=jobs.name)
-        self.release = Release(RELEASE, RELEASE)
+        self.chart = self._copy_chart()
+        self.release = Release(RELEASE)
         self.operators = Namespace(RELEASE)
         self.operators.name = RELEASE
         (folder / "examples").mkdir()
@@ -169,10 +148,22 @@ class Installation:
     def log(self) -> str:
         return self.operators("logs", f"deployment/{RELEASE}", "--tail=40", check=False)
 
-
-def adopt_crd(namespace: Namespace) -> None:
-    """Other tests may have left the CRD to no release, or to theirs."""
-    if namespace("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
-        owner = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={RELEASE}")
-        namespace("annotate", "crd", CRD, "--overwrite", *owner)
-        namespace("label", "crd", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")
+    def _copy_chart(self) -> Path:
+        """Its defaults are these images and one namespace: commands stay as users write them."""
+        chart = self.folder / "charts" / "cormorant"
+        shutil.copytree(CHART, chart)
+        values = (chart / "values.yaml").read_text()
+        job, operator = (image.rpartition(":")[0] for image in (self.images.job, self.images.operator))
+        for default, own in (
+            ('repository: "ghcr.io/example/cormorant-operator"', f'repository: "{operator}"'),
+            ('repository: "ghcr.io/example/cormorant-cpu"', f'repository: "{job}"'),
+            # A node of the tests has no device: groups that ask for one run the same image.
+            ('repository: ""', f'repository: "{job}"'),
+            ('tag: ""', f'tag: "{self.images.tag}"'),
+            ("watchNamespaces: []", f"watchNamespaces: [{self.jobs.name}]"),
+            ('cpu: "100m"', 'cpu: "20m"'),
+        ):
+            assert default in values, default
+            values = values.replace(default, own)
+        (chart / "values.yaml").write_text(values)
+        return chart
