@@ -124,7 +124,7 @@ class Rounds(AECEnv[str, Any, Any]):
 
     metadata: dict[str, Any] = {"name": "rounds", "is_parallelizable": False}  # noqa: RUF012
 
-    def __init__(self, length: int = 20) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.possible_agents = [f"player_{number}" for number in range(4)]
         seen, masks = spaces.Box(-np.inf, np.inf, (4,), np.float64), spaces.Box(0, 1, (3,), np.int8)
@@ -132,7 +132,7 @@ class Rounds(AECEnv[str, Any, Any]):
             agent: spaces.Dict({"observation": seen, "action_mask": masks}) for agent in self.possible_agents
         }
         self.action_spaces = {agent: spaces.Discrete(3) for agent in self.possible_agents}
-        self._length, self._seed, self._rng = length, 0, np.random.default_rng(0)
+        self._seed, self._rng = 0, np.random.default_rng(0)
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return self.observation_spaces[agent]
@@ -167,7 +167,7 @@ class Rounds(AECEnv[str, Any, Any]):
         self.rewards = {other: float(action) if other == agent else -0.25 for other in self.agents}
         for hit in (agent, self.agents[self._rng.integers(len(self.agents))]):
             self.terminations[hit] |= self._rng.random() < 0.1
-        if self._turn >= self._length:
+        if self._turn >= 20:
             self.truncations = {other: not self.terminations[other] for other in self.agents}
         self._accumulate_rewards()
         at = self.agents.index(agent) + 1

@@ -20,9 +20,8 @@ from safetensors.torch import load_file, save_file
 from cormorant.policies import mlp
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
-from cormorant_testing.envs import CountingEnv
+from cormorant_testing.envs import CountingEnv, MaskedAtTimes
 from cormorant_testing.functional import CartPole
-from cormorant_testing.masks import MaskedAtTimes
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace

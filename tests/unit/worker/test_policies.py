@@ -17,8 +17,7 @@ from tensordict.nn import TensorDictModuleBase
 from cormorant.policies import atari_cnn, lstm, mlp
 from cormorant_postproc import frames_of
 from cormorant_testing.collecting import make_checker, make_collector
-from cormorant_testing.envs import OBSERVATION_SPACES
-from cormorant_testing.masks import Masked, MaskedAtTimes
+from cormorant_testing.envs import OBSERVATION_SPACES, Masked, MaskedAtTimes
 from cormorant_worker.action_mask import ObservedActionMask, legal_action
 from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
 from cormorant_worker.launch import make_collector as collector_of

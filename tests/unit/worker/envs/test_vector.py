@@ -1,6 +1,6 @@
 """Gymnasium vector environments, frame by frame against plain loops over single ones, and what they do wrong."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 
-from cormorant_testing.envs import CountingEnv
-from cormorant_testing.masks import Masked
+from cormorant_testing.envs import CountingEnv, Masked
 from cormorant_testing.placements import echo_env
 from cormorant_testing.placements.echo_env import EchoEnv
 from cormorant_testing.placements.echo_torch import TorchEchoes, WholeTorchEchoes
@@ -402,15 +401,6 @@ SHORT = {"max_num_frames_per_episode": 60, "noop_max": 30, "frameskip": 4}
 LIVES = InfoField(key="episode_frame_number", dtype="int64", shape=(), fill=-1)
 
 
-@pytest.fixture
-def registry() -> Iterator[None]:
-    """ALE registers its games when it is imported, which other tests must not see."""
-    known = dict(gymnasium.registry)
-    yield
-    gymnasium.registry.clear()
-    gymnasium.registry.update(known)
-
-
 BUTTONS = np.random.default_rng(1).integers(0, 4, (60, N))
 
 
@@ -429,9 +419,10 @@ def play_ale(row: int) -> list[tuple[Any, ...]]:
     return frames
 
 
-@pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
-def test_frames_of_ale_are_those_of_single_rows(mode: str) -> None:
+def test_frames_of_ale_are_those_of_single_rows(mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # It registers its games when it is imported, which other tests must not see.
+    monkeypatch.setattr(gymnasium.envs.registration, "registry", dict(gymnasium.registry))
     from ale_py.vector_env import AtariVectorEnv
 
     kwargs = {"game": "breakout", "autoreset_mode": mode, **SHORT}
