@@ -30,10 +30,7 @@ SPEC = (
     "  policy: {random: {}}\n"
     "  collection: {framesPerBatch: 64}\n"
 )
-LESS = "0 is less than 1; write a number from 1 to 65536"
-QUOTED = '"2" is not an integer'
 ALIAS_BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
-OTHER_KIND = '"ConfigMap" is not supported; write kind: CollectorJob'
 
 
 def job_with(field: str) -> str:
@@ -57,14 +54,14 @@ def test_every_document_is_checked_and_every_error_has_its_line(validate) -> Non
     bad = manifest("ant", env__envpool__numEnvs=0, replicas="2", replica=2)
     text = GOOD + "---\n" + yaml.safe_dump(bad, sort_keys=False) + "---\nkind: ConfigMap\n"
     lines = text.splitlines()
-    envs, replicas = lines.index("      numEnvs: 0") + 1, lines.index("  replicas: '2'") + 1
+    at, replicas = lines.index("      numEnvs: 0") + 1, lines.index("  replicas: '2'") + 1
     unknown = lines.index("  replica: 2") + 1
     assert validate(text)[0] == 2
     assert validate(text)[1] == [
-        f"job.yaml:{envs}: document 2 (ant): spec.env.envpool.numEnvs: {LESS}",
-        f"job.yaml:{replicas}: document 2 (ant): spec.replicas: {QUOTED}",
+        f"job.yaml:{at}: document 2 (ant): spec.env.envpool.numEnvs: 0 is less than 1; write a number from 1 to 65536",
+        f'job.yaml:{replicas}: document 2 (ant): spec.replicas: "2" is not an integer',
         f"job.yaml:{unknown}: document 2 (ant): spec.replica: unknown field; did you mean replicas?",
-        f"job.yaml:{len(lines)}: document 3: kind: {OTHER_KIND}",
+        f'job.yaml:{len(lines)}: document 3: kind: "ConfigMap" is not supported; write kind: CollectorJob',
     ]
 
 
