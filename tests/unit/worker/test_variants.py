@@ -176,7 +176,7 @@ def rows(metrics: Mapping[str, list[float]]) -> list[dict[str, float]]:
     return [dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)]
 
 
-def test_metrics_are_those_of_whole_episodes_also_after_a_restore() -> None:
+def test_metrics_are_those_of_whole_episodes() -> None:
     with measuring() as collector:
         played = []
         block = Block(collector.layout(11))

@@ -85,7 +85,7 @@ def test_every_kind_of_space_is_exact(observation: str, action: str) -> None:
         assert sum(len(step().ended) for _ in range(20)) > 10
 
 
-def test_rows_are_sent_in_any_order_restarted_and_restored_elsewhere() -> None:
+def test_rows_go_in_any_order_restart_and_are_restored() -> None:
     with twins(lengths=(2, 3)) as (ours, theirs, step), subprocesses(lengths=(2, 3)) as other:
         for rows in ([2, 0], [1], [0, 1, 2], [2], [2, 1], [0]):
             step(rows)
@@ -114,8 +114,7 @@ def test_a_step_stays_as_it_is_while_the_next_one_is_under_way() -> None:
 @both
 def test_failed_save_leaves_no_answer_for_the_next(kind: type, tmp_path: Path) -> None:
     failure = {"at": "save", "seeds": SEEDS[:1], "flag": str(tmp_path / "raised")}
-    factory = counting(lengths=50, failures=[failure])
-    with contextlib.closing(kind(factory, seeds=SEEDS)) as env:
+    with subprocesses(kind=kind, lengths=50, failures=[failure]) as env:
         env.start()
         with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised ValueError: told to fail"):
             env.state()
@@ -284,7 +283,7 @@ def test_close_in_the_middle_of_an_endless_step_waits_for_nothing(monkeypatch: p
     assert not any(map(psutil.pid_exists, pids))
 
 
-def test_neither_restarts_nor_close_leave_a_process_or_a_descriptor() -> None:
+def test_restarts_and_close_leave_no_process_or_descriptor() -> None:
     at_first = psutil.Process().num_fds()
     with subprocesses(2, lengths=100, failures=[{"how": "exit", "step": 2}]) as env:
         env.start()

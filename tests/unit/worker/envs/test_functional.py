@@ -34,10 +34,10 @@ def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> None:
 SEEDS = tuple(range(100, 100 + N))
 
 
-def opened(env: Any, *, limit: int = 0, info: Any = None) -> Any:
-    spec = {"jax": {"entrypoint": "a:b", "numEnvs": N}, "maxEpisodeSteps": limit} | ({"info": info} if info else {})
-    block = Env.model_validate(spec)
-    request = EnvRequest(env=block, seeds_of=lambda num_envs: SEEDS[:num_envs], makers=(lambda: env,))
+def opened(env: Any = None, *, limit: int = 0, info: Any = None, **made: Any) -> Any:
+    spec = {"jax": {"entrypoint": "a:b", "numEnvs": N, **made}, "maxEpisodeSteps": limit}
+    block, makers = Env.model_validate(spec | ({"info": info} if info else {})), () if made else (lambda: env,)
+    request = EnvRequest(env=block, seeds_of=lambda num_envs: SEEDS[:num_envs], makers=makers)
     return kind_of(block).open_envs(request).groups[0]
 
 
@@ -102,10 +102,7 @@ def test_frames_are_those_of_the_library(entrypoint: str, kwargs: Any, limit: in
     """gymnax, Brax and jumanji themselves: `make test-jax`."""
     module, _, name = entrypoint.partition(":")
     pytest.importorskip(module.partition(".")[0])
-    block = Env.model_validate(
-        {"jax": {"entrypoint": entrypoint, "numEnvs": N, "kwargs": kwargs}, "maxEpisodeSteps": limit}
-    )
-    env = kind_of(block).open_envs(EnvRequest(env=block, seeds_of=lambda num_envs: SEEDS[:num_envs])).groups[0]
+    env = opened(limit=limit, entrypoint=entrypoint, kwargs=kwargs)
     raw = functions(getattr(import_module(module), name)(**kwargs))
     assert any(map(any, assert_plain(env, raw, limit=limit, tolerance=1e-4, knows_info=False)))
 
