@@ -164,41 +164,33 @@ def attempts(api: Api) -> dict[str, int]:
     return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
 
 
-def test_head_starts_with_one_worker_of_two(tmp_path: Path) -> None:
+def test_head_starts_with_one_worker_of_two_and_goes_on_after_15_s_without_cpu_time(tmp_path: Path) -> None:
     job = Job(tmp_path)
-    with job.head() as head, job.worker(1) as worker:
+    with job.head() as head, job.worker(1) as second:
         api = job.api(head)
         # Of two slots one has a pod.
         assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
         assert job.take(api)
-        with job.worker(0) as other:
+        with job.worker(0) as first:
             # Takes nothing meanwhile: on a busy machine all frames would be collected before it has started.
             until_all_ready(api)
             assert job.take(api)
-            assert other.end() == 0
-        assert worker.end() == 0
-
-
-def test_head_without_cpu_time_for_15_s_goes_on_with_its_workers(tmp_path: Path) -> None:
-    job = Job(tmp_path)
-    with job.head() as head, job.worker(0) as first, job.worker(1) as second:
-        api = job.api(head)
-        until_all_ready(api)
-        children = psutil.Process(head.process.pid).children(recursive=True)
-        # Ray's head proper judges the others.
-        frozen = [process for process in children if process.name() != "gcs_server"]
-        assert 3 < len(frozen) == len(children) - 1
-        for process in frozen:
-            process.suspend()
-        time.sleep(15)
-        for process in frozen:
-            process.resume()
-        time.sleep(5)  # long enough for either side to give the other up
-        for _ in range(5):
-            assert job.take(api)
-        assert head.process.poll() is None, head.text
-        assert [len(worker.said("joined")) for worker in (first, second)] == [1, 1]
-        assert not head.said("worker_lost")
+            children = psutil.Process(head.process.pid).children(recursive=True)
+            # Ray's head proper judges the others.
+            frozen = [process for process in children if process.name() != "gcs_server"]
+            assert 3 < len(frozen) == len(children) - 1
+            for process in frozen:
+                process.suspend()
+            time.sleep(15)
+            for process in frozen:
+                process.resume()
+            time.sleep(5)  # long enough for either side to give the other up
+            for _ in range(5):
+                assert job.take(api)
+            assert head.process.poll() is None, head.text
+            assert [len(worker.said("joined")) for worker in (first, second)] == [1, 1]
+            assert not head.said("worker_lost")
+            assert (first.end(), second.end()) == (0, 0)
 
 
 @pytest.mark.timeout(600)

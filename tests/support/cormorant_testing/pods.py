@@ -14,23 +14,18 @@ from cormorant_testing.scripts import Logged, environment, of_session
 from cormorant_testing.serving import Api
 
 TOKEN = "0123456789abcdef0123456789abcdef"
-STORE_BYTES = 100 << 20
-RAY = {
-    "RAY_AUTH_MODE": "token",
-    "POD_IP": "127.0.0.1",
-    "CORMORANT_OBJECT_STORE_BYTES": str(STORE_BYTES),
-}
 
 
 class Pod(Logged):
     """A supervisor and all below it."""
 
-    def __init__(self, *arguments: str, token: str = TOKEN, **more: str) -> None:
+    def __init__(self, *arguments: str, **more: str) -> None:
         # Ray puts sockets there, whose paths are short.
         self.folder = tempfile.mkdtemp(prefix="pod-")
-        given = {**RAY, "RAY_AUTH_TOKEN": token, "CORMORANT_RAY_FOLDER": f"{self.folder}/ray", **more}
+        own = {"POD_IP": "127.0.0.1", "CORMORANT_RAY_FOLDER": f"{self.folder}/ray"}
+        ray = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "CORMORANT_OBJECT_STORE_BYTES": f"{100 << 20}"}
         command = [sys.executable, "-m", "cormorant_worker.supervisor", *arguments]
-        super().__init__(command, env=environment(**given), start_new_session=True)
+        super().__init__(command, env=environment(**own | ray | more), start_new_session=True)
 
     def __exit__(self, *_: object) -> None:
         self.kill()
