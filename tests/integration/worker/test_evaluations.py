@@ -157,7 +157,7 @@ def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
     with pytest.raises(EvaluationError, match="videos need a folder of this machine"):
         evaluate(CARTPOLE, episodes=1, videos=1)
     with pytest.raises(EnvError, match="EnvPool's CartPole-v1 cannot be recorded"):
-        evaluate(CARTPOLE, episodes=1, workers=1, directory=tmp_path, videos=1)
+        evaluate(CARTPOLE, episodes=1, workers=1, directory=tmp_path / "other", videos=1)
 
 
 def test_the_python_of_the_how_to_runs(
