@@ -391,6 +391,8 @@ class FleetCollector:
     ) -> dict[str, Any]:
         """Counts ("aggregate"), and the state of each collector ("per_worker"). Ignores `timeout`."""
         del timeout  # the fleet knows already, no worker is asked
+        if workers not in (None, "aggregate", "per_worker", "both"):
+            raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
         found = self.fleet.stats()
         sizes = {"workers": self.num_workers, "workers_alive": sum(worker.pid != 0 for worker in found.workers)}
         general = {

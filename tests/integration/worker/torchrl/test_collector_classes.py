@@ -235,6 +235,9 @@ def test_methods_and_attributes_are_called_by_name() -> None:
         assert collector.get_distant_attr("requested_frames_per_batch") == 6
         assert collector.map_fn("get_distant_attr", [("init_random_frames",), ("fleet.layout.num_envs",)]) == [0, 2]
         assert collector.map_fn("stats", list_of_kwargs=[{"workers": "aggregate"}])[0]["workers_alive"] == 1
+        assert "frames" not in collector.stats(workers="per_worker")
+        with pytest.raises(ValueError, match="workers must be one of aggregate, per_worker and both, found 'bogus'"):
+            collector.map_fn("stats", [("bogus",)])
         with pytest.raises(ValueError, match="is longer than argument 1"):
             collector.map_fn("stats", [()], [{}, {}])
         with pytest.raises(AttributeError, match="'Collector' object has no attribute 'frames_per_batsh'"):
