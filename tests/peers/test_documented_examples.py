@@ -142,19 +142,12 @@ def test_documented_methods_take_what_their_examples_give() -> None:
 FRAMES = 600
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which a job has filled data/cartpole, episodes of which end and are cut."""
-    tmp_path = tmp_path_factory.mktemp("collected")
+def test_the_page_fills_replay_buffers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job(dataset=str(tmp_path / "data" / "cartpole"), num_envs=4, collection={"totalFrames": FRAMES})
     with cormorant.open_fleet(job, workers=2) as fleet:
         assert fleet.wait_until_done(60)
-    return tmp_path
-
-
-def test_the_page_fills_replay_buffers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = (block for block in blocks("docs/how-to/read-a-dataset.md", "python") if "torchrl" in block)
-    monkeypatch.chdir(folder)
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(first, names)
     dataset, buffer = names["dataset"], names["buffer"]

@@ -23,12 +23,7 @@ from torchrl.data import Bounded, Composite, LazyTensorStorage, OneHot, RayRepla
 from torchrl.envs import ExcludeTransform, GymEnv, SerialEnv, StepCounter, TransformedEnv, UnaryTransform
 from torchrl.envs.transforms import NextObservationDelta
 from torchrl.modules import GRUModule, RandomPolicy
-from torchrl.testing.mocking_classes import (
-    EnvWithDynamicSpec,
-    HeterogeneousCountingEnv,
-    MultiKeyCountingEnv,
-    NestedCountingEnv,
-)
+from torchrl.testing.mocking_classes import EnvWithDynamicSpec, MultiKeyCountingEnv, NestedCountingEnv
 
 from cormorant_compat.torchrl import Collector, MultiSyncCollector, RayCollector
 from cormorant_compat.torchrl.adapter import space_of
@@ -52,14 +47,12 @@ def test_a_random_policy_draws_from_its_own_spec() -> None:
         assert high * 0.8 < float(actions.max()) <= high
 
 
-@pytest.mark.parametrize("registers", [None, True, False])
-def test_recurrent_policies_need_no_transforms(registers: bool | None) -> None:
+def test_recurrent_policies_need_no_transforms() -> None:
     names = {"in_keys": ["observation", "state", "is_init"], "out_keys": ["features", ("next", "state")]}
     recurrent = GRUModule(input_size=3, hidden_size=8, num_layers=1, **names)
     head = TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["action"])
     policy = TensorDictSequential(recurrent, head)
-    options = {"frames_per_batch": 20, "auto_register_policy_transforms": registers}
-    with Collector(lambda: pendulum().append_transform(StepCounter(7)), policy, **options) as collector:
+    with Collector(lambda: pendulum().append_transform(StepCounter(7)), policy, frames_per_batch=20) as collector:
         batch = next(iter(collector))
     assert batch["is_init"].flatten().nonzero().flatten().tolist() == [0, 7, 14]
     assert not batch["state"][batch["is_init"].squeeze(-1)].any()
@@ -105,8 +98,6 @@ def test_nested_keys_are_torchrls_frame_by_frame(make: Any) -> None:
 
 
 def test_what_groups_of_agents_cannot_have_is_refused() -> None:
-    with pytest.raises(EnvBuildError, match=r"a spec of shape \[3, -1\] changes its size; pad it in the environment"):
-        Collector(HeterogeneousCountingEnv(), frames_per_batch=10)
     with pytest.raises(EnvBuildError, match=r"a spec of type OneHot and shape \[3, 4\] cannot be collected"):
         space_of(OneHot(4, shape=(2, 3, 4)), 1)
     with pytest.raises(ValueError, match=r"does not reach data.done, a flag of a group of agents; let the envi"):

@@ -185,21 +185,6 @@ def test_torchrl_checks_the_specs(task: str, kwargs: dict[str, Any]) -> None:
     check_env_specs(env)
 
 
-@needs_torchrl
-def test_torchrls_own_collector_and_transforms_take_it() -> None:
-    from torchrl.collectors import Collector
-    from torchrl.envs import StepCounter, TransformedEnv
-
-    env = TransformedEnv(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 5}), StepCounter())
-    collector = Collector(env, None, frames_per_batch=80, total_frames=80)
-    (batch,) = list(collector)
-    assert batch.shape == (2, 40)
-    done = batch["next", "done"].squeeze(-1)
-    begins = torch.cat([torch.ones(2, 1, dtype=torch.bool), done[:, :-1]], dim=1)
-    assert torch.equal(batch["step_count"].squeeze(-1) == 0, begins)
-    collector.shutdown()
-
-
 def test_a_closed_environment_begins_again_and_takes_whole_floats() -> None:
     env = cartpole(2, 0)
     assert type(env).lib is envpool

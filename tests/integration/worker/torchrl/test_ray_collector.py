@@ -1,8 +1,11 @@
 """RayCollector over real actors, value by value."""
 
 import asyncio
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -60,16 +63,13 @@ class Scheme:
 def test_endless_collectors_survive_deaths_and_grow() -> None:
     import ray
 
-    kwargs = {"storing_device": "cpu"}
     policy = Versioned()
     checker = Checker(
         job_seed=0, num_envs=1, options={"lengths": (3, 4)}, action="box", acts_by_version=True, gaps=True
     )
     collector = RayCollector(
-        [CountingEnv, CountingEnv], policy, frames_per_batch=20, create_env_kwargs=COUNTING, collector_kwargs=kwargs,
-        **FREE,
+        [CountingEnv, CountingEnv], policy, frames_per_batch=20, create_env_kwargs=COUNTING, **FREE
     )  # fmt: skip
-    assert kwargs == {"storing_device": "cpu"}
     with pytest.raises(RuntimeError, match="total_frames is -1"):
         len(collector)
 
@@ -166,47 +166,16 @@ def test_weights_are_pushed_after_batches_as_asked() -> None:
         assert checker.frames == 160
 
 
-class Pushes:
-    """A weight updater of the user's."""
-
-    def __init__(self) -> None:
-        self.pushed: list[Any] = []
-        self.known: tuple[Any, ...] = ()
-        self.collector: Any = None
-
-    def register_collector(self, collector: Any) -> None:
-        self.collector = collector
-
-    def init(self, *args: Any) -> None:
-        self.known = args
-
-    def push_weights(self, *, policy_or_weights: Any, worker_ids: Any) -> None:
-        self.pushed.append((policy_or_weights, worker_ids))
-
-
-def test_actors_extend_a_buffer_of_ray() -> None:
-    import ray
-
-    @ray.remote(num_cpus=0)
-    class Store:
-        def __init__(self) -> None:
-            self.frames: list[Any] = []
-
-        def extend(self, batch: Any) -> None:
-            self.frames += [row.tolist() for row in batch["observation"]]
-
-        def take(self) -> list[Any]:
-            return self.frames
-
+def test_actors_extend_a_buffer_of_ray(tmp_path: Path) -> None:
     class RayReplayBuffer:
-        def __init__(self) -> None:
-            self.store = Store.remote()
+        stored = tmp_path / "stored"
 
         def extend(self, batch: Any) -> None:
-            ray.get(self.store.extend.remote(batch))
+            with self.stored.open("a") as file:
+                file.write("".join(f"{row.tolist()}\n" for row in batch["observation"]))
 
     buffer = RayReplayBuffer()
-    updater = Pushes()
+    updater = Mock(spec=["register_collector", "init", "push_weights"])
     with RayCollector(
         CountingEnv, num_collectors=2, frames_per_batch=20, total_frames=200, replay_buffer=buffer,
         weight_updater=lambda: updater, policy=Versioned(),
@@ -218,14 +187,15 @@ def test_actors_extend_a_buffer_of_ray() -> None:
         assert list(collector) == [None] * 6
         collector.update_policy_weights_(numbered(3), worker_ids=1)
         collector.init_updater(7)
-        assert updater.collector is collector
         with pytest.raises(ValueError, match="model_id and weights_dict go nowhere with a weight_updater"):
             collector.update_policy_weights_(weights_dict={"policy": numbered(4)})
-    stored = ray.get(buffer.store.take.remote())
+    stored = [json.loads(line) for line in buffer.stored.read_text().splitlines()]
     # [seed, episode, step, echo]: no frame twice, each environment's from its first on.
     keys = {tuple(frame[:3]) for frame in stored}
     assert len(stored) == len(keys) == 200
-    assert (updater.pushed[0][1], updater.known) == (1, (7,))
+    updater.register_collector.assert_called_once_with(collector)
+    updater.init.assert_called_once_with(7)
+    assert updater.push_weights.call_args.kwargs["worker_ids"] == 1
 
 
 def test_seeds_and_states_come_by_collector() -> None:
@@ -248,10 +218,9 @@ def test_seeds_and_states_come_by_collector() -> None:
         (["policy_state_dict", "frames", "iter", "fleet"], 24, 2)
     ] * 2
     with RayCollector(CountingEnv, Versioned(), **kwargs, **FREE) as collector:
-        with pytest.raises(StateError, match="the state has 3 entries for 2 collectors"):
-            collector.load_state_dict([*state, state[0]])
-        with pytest.raises(StateError, match="the state has no fleet"):
-            collector.load_state_dict([{"frames": 0, "iter": 0}, state[1]])
+        for wrong, words in (([*state, state[0]], "3 entries for 2 coll"), ({"frames": 0, "iter": 0}, "has no fleet")):
+            with pytest.raises(StateError, match=words):
+                collector.load_state_dict(wrong)
         collector.load_state_dict(state[0])  # one stands for all, as in TorchRL
         for batch in expected:
             again = collector.next()
@@ -281,39 +250,28 @@ for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(
     assert done.returncode == 0, done.stderr
 
 
-def test_each_collector_gets_weights_after_batches_of_its_own() -> None:
-    policy = Versioned()
-    given: dict[str, Any] = {"num_collectors": 2, "frames_per_batch": 10, "create_env_kwargs": COUNTING}
-    came: list[tuple[int, set[int]]] = []
+@pytest.mark.parametrize("every", [1, 3])
+def test_each_collector_gets_weights_after_batches_of_its_own(every: int) -> None:
+    given: dict[str, Any] = {"update_after_each_batch": True} if every == 1 else {"max_weight_update_interval": every}
+    policy, version = Versioned(), 0
+    counts, given_to, acted = [0, 0], [{0}, {0}], [set[int](), set[int]()]
     with RayCollector(
-        CountingEnv, policy, total_frames=300, update_after_each_batch=True, **given, **FREE
-    ) as collector:
-        for batch in collector:
-            (number,) = collectors_of(batch)
-            came.append((number, set(batch["collector", "policy_version"].unique().tolist())))
-            assert torch.equal(batch["action"][..., 0].long(), batch["collector", "policy_version"])
-            with torch.no_grad():
-                policy.number.fill_(len(came))
-    for number in (0, 1):
-        # The n-th batch brings version n to the collector that it came from.
-        given_to = {0} | {n for n, (collected, _) in enumerate(came, 1) if collected == number}
-        acted = set().union(*(versions for collected, versions in came if collected == number))
-        assert acted <= given_to
-        assert len(acted) > 2
-
-    policy = Versioned()
-    with RayCollector(
-        CountingEnv, policy, total_frames=300, max_weight_update_interval=3, **given, **FREE
-    ) as collector:
-        counts, version = {0: 0, 1: 0}, 0
+        CountingEnv, policy, total_frames=300, num_collectors=2, frames_per_batch=10, create_env_kwargs=COUNTING,
+        **given, **FREE,
+    ) as collector:  # fmt: skip
         for batch in collector:
             assert collector.stats()["policy_version"] == version
+            assert torch.equal(batch["action"][..., 0].long(), batch["collector", "policy_version"])
             (number,) = collectors_of(batch)
+            acted[number].update(batch["collector", "policy_version"].tolist())
+            assert acted[number] <= given_to[number]
             counts[number] += 1
-            version += counts[number] % 3 == 0
+            if counts[number] % every == 0:
+                version += 1
+                given_to[number].add(version)
             with torch.no_grad():
                 policy.number.fill_(version)
-    assert min(counts.values()) >= 3
+    assert min(map(len, acted)) > 1
 
 
 def test_collectors_that_have_ended_need_no_weights() -> None:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -336,10 +337,7 @@ def test_a_call_that_raised_is_followed_by_new_episodes() -> None:
 
 
 class TooSmall(LatestBatch):
-    class _Storage:
-        max_size = 10
-
-    _storage = _Storage()
+    _storage = SimpleNamespace(max_size=10)
 
 
 @pytest.mark.parametrize(
