@@ -8,15 +8,15 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
-from aiohttp import web
 
 from cormorant_api.__main__ import listen_host
 from cormorant_cli.connection import client_errors, connect_to_job
@@ -32,10 +32,11 @@ from cormorant_operator.job_state import HeadAnswer
 from cormorant_operator.kube.watch import Watch
 from cormorant_operator.pods import Pod
 from cormorant_operator.render.children import secret, token
-from cormorant_testing.api_proxy import HttpThread, write_kubeconfig
+from cormorant_testing.api_proxy import write_kubeconfig
 from cormorant_testing.certificates import make_certificate, needs_openssl
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as make_operator_job
+from cormorant_testing.scripted_head import Heard, Say, ScriptedHead
 from cormorant_testing.serving import serve
 
 pytestmark = pytest.mark.anyio
@@ -70,18 +71,8 @@ def submitted(folder: Path) -> tuple[Any, Job, Path]:
     return manifest, job, token_file
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[Job, str]]:
-    """An operator's job, and the port of its head."""
+async def test_operator_and_head_understand_each_other(tmp_path: Path) -> None:
     manifest, job, token_file = submitted(tmp_path)
-    with serve(manifest, directory=tmp_path / "head", workers=1, token_file=token_file) as head:
-        yield job, head.server.url.rpartition(":")[2]
-
-
-async def test_operator_and_head_understand_each_other(served: tuple[Job, str]) -> None:
-    job, port = served
-    answer = await ask(job, port)
-    assert (answer.pod_uid, answer.sizes, answer.is_spec_paused, answer.troubles) == ("h1", {"cpu": 1}, False, {})
     groups = tuple(
         group.model_copy(update={"autoscale": Autoscale(max_replicas=4)}) for group in job.spec.worker_groups
     )
@@ -93,30 +84,34 @@ async def test_operator_and_head_understand_each_other(served: tuple[Job, str]) 
                 await asyncio.sleep(0.1)
             return answer
 
-    async with client_of(port) as client:
-        await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
-        told = await until(lambda a: not a.is_resizing and a.pause_state == "paused")
-        assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
-        await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
-        assert (await until(lambda a: not a.is_spec_paused)).empty_slots == {}
-        await until(lambda a: a.frames > 0)
-        # Nobody takes batches: the workers come to wait for a learner, which is no stall.
-        await until(lambda a: a.is_queue_full)
-        waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
-        assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
-        assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
-        await client.drain(job, HEAD)
-        await until(lambda a: a.phase == "Draining")
-
-
-async def test_unreachable_head_or_other_key_is_silence(served: tuple[Job, str]) -> None:
-    job, port = served
-    with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
-        await ask(job, port, key=b"x" * 32)
-    with pytest.raises(HeadSilent, match=r"toy-head-1 did not answer GET /v1/status"):
-        await ask(job, "1")
-    with pytest.raises(HeadSilent, match="401"):
-        await ask(replace(job, uid="u2"), port)
+    with serve(manifest, directory=tmp_path / "head", workers=1, token_file=token_file) as head:
+        port = head.server.url.rpartition(":")[2]
+        for stranger, key in ((job, b"x" * 32), (replace(job, uid="u2"), KEY)):
+            with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
+                await ask(stranger, port, key=key)
+        async with client_of(port) as client:
+            answer = await client.ask(job, HEAD)
+            assert (answer.pod_uid, answer.sizes, answer.is_spec_paused, answer.troubles) == (
+                "h1",
+                {"cpu": 1},
+                False,
+                {},
+            )
+            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True))
+            told = await until(lambda a: not a.is_resizing and a.pause_state == "paused")
+            assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
+            await client.set_desired(job, HEAD, Desired(groups={"cpu": 2}, empty_slots={}, paused=False))
+            assert (await until(lambda a: not a.is_spec_paused)).empty_slots == {}
+            await until(lambda a: a.frames > 0)
+            # Nobody takes batches: the workers come to wait for a learner, which is no stall.
+            await until(lambda a: a.is_queue_full)
+            waits = (await until(lambda a: a.waits is not None and a.waits.idle_s["cpu"] > 0, autoscaled)).waits
+            assert (waits.sizes, waits.worker_s["cpu"] > waits.idle_s["cpu"]) == ({"cpu": 2}, True)
+            assert (waits.consumer_s, (await client.ask(job, HEAD)).waits) == (0.0, None)
+            await client.drain(job, HEAD)
+            await until(lambda a: a.phase == "Draining")
+    with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
+        await ask(job, port)
 
 
 @pytest.mark.parametrize(("ip", "host"), [("127.0.0.1", "127.0.0.1"), ("::1", "[::1]")])
@@ -171,14 +166,12 @@ async def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None
         for untrusted in (stranger[0], None):
             with pytest.raises(HeadSilent, match=r"toy-head-1 did not answer .*certificate verify failed"):
                 await ask(job, port, head=TLS_HEAD, ca_file=untrusted)
-        cluster: Any = JobCluster(job.name, port, ours[0].read_text())
-        with connect_to_job(cluster, job.name, "write", token=read_token) as client:
+        with connect_to_job(cluster_of(job.name, port, ours[0]), job.name, "write", token=read_token) as client:
             assert client.status().job == job.name
-        strange: Any = JobCluster(job.name, port, stranger[0].read_text())
         with (
             pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
             client_errors(),
-            connect_to_job(strange, job.name, "write", token=read_token) as client,
+            connect_to_job(cluster_of(job.name, port, stranger[0]), job.name, "write", token=read_token) as client,
         ):
             client.status()
         # Renewed, as cert-manager does it, while the head runs.
@@ -199,27 +192,20 @@ async def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> N
         HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
 
 
-class JobCluster:
-    """A cluster with the job `name`, whose head listens here."""
-
-    def __init__(self, name: str, port: int, ca: str) -> None:
-        self.namespace = "default"
-        self._job = {"metadata": {"name": name, "namespace": "default", "uid": "u1"}, "spec": {"head": {"tls": ISSUER}}}
-        self._port, self._secrets = port, {f"{name}-tls": {"ca.crt": base64.b64encode(ca.encode()).decode()}}
-
-    def objects(self, _kind: str, **_: str) -> list[dict[str, Any]]:
-        return [{"metadata": {"name": "head", "labels": {}}, "status": {"phase": "Running"}}]
-
-    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
-        assert namespace == "default"
-        return self._job if kind == "CollectorJob" else {"data": self._secrets[name]}
-
-    def options_of(self, _job: object) -> str:
-        return ""
-
-    def open_port(self, pod: str, _port: int, *, namespace: str, timeout_s: float) -> socket.socket:
-        assert (pod, namespace) == ("head", "default")
-        return socket.create_connection(("127.0.0.1", self._port))
+def cluster_of(job: str, port: int, ca: Path) -> Any:
+    """A cluster with a job whose head listens here."""
+    ca_data = base64.b64encode(ca.read_bytes()).decode()
+    metadata = {"name": job, "namespace": "default", "uid": "u1"}
+    found = {
+        job: {"metadata": metadata, "spec": {"head": {"tls": ISSUER}}},
+        f"{job}-tls": {"data": {"ca.crt": ca_data}},
+    }
+    cluster = Mock(namespace="default")
+    cluster.get.side_effect = lambda _kind, name, **_: found[name]
+    cluster.objects.return_value = [{"metadata": {"name": "head", "labels": {}}, "status": {"phase": "Running"}}]
+    cluster.options_of.return_value = ""
+    cluster.open_port.side_effect = lambda *_, **__: socket.create_connection(("127.0.0.1", port))
+    return cluster
 
 
 # -- streams ---------------------------------------------------------------------------------------------------
@@ -243,41 +229,33 @@ DISCOVERY = {
 EXPIRED = {"kind": "Status", "reason": "Expired", "code": 410}
 
 
-class Streams(HttpThread):
-    """Lists one job; its first stream ends so, and others stay open. Use as a context manager."""
-
-    def __init__(self, end: str) -> None:
-        super().__init__()
-        self._end, self.lists = end, threading.Semaphore(0)
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        if request.path in DISCOVERY:
-            return web.json_response(DISCOVERY[request.path])
-        if request.query.get("watch") is None:
-            self.lists.release()
-            return web.json_response({"metadata": {"resourceVersion": "7"}, "items": [JOB]})
-        end, self._end = self._end, ""
-        if end == "refused":
-            return web.json_response(EXPIRED, status=410)
-        stream = web.StreamResponse(headers={"Content-Type": "application/json"})
-        await stream.prepare(request)
-        if end == "expired":
-            await stream.write(json.dumps({"type": "ERROR", "object": EXPIRED}).encode() + b"\n")
-        else:
-            await self._over.wait()
-        return stream
+def said(document: Any, status: int = 200) -> Say:
+    return Say(status, json.dumps(document).encode() + b"\n", {"Content-Type": "application/json"})
 
 
-@pytest.mark.parametrize("end", ["expired", "refused"])
-def test_a_version_that_is_too_old_is_a_gap(end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gaps = threading.Semaphore(0)
-    with Streams(end) as streams:
-        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", streams.url)))
+@pytest.mark.parametrize("end", [said({"type": "ERROR", "object": EXPIRED}), said(EXPIRED, 410)])
+def test_a_version_that_is_too_old_is_a_gap(end: Say, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, is_over = [end], threading.Event()
+    lists, gaps = threading.Semaphore(0), threading.Semaphore(0)
+
+    def answer(heard: Heard) -> Say:
+        if heard.path in DISCOVERY:
+            return said(DISCOVERY[heard.path])
+        if "watch=" not in heard.path:
+            lists.release()
+            return said({"metadata": {"resourceVersion": "7"}, "items": [JOB]})
+        if not ends:  # later streams stay open
+            is_over.wait(60)
+        return ends.pop() if ends else said({})
+
+    with ScriptedHead(answer) as server:
+        monkeypatch.setenv("KUBECONFIG", str(write_kubeconfig(tmp_path / "kubeconfig", server.url)))
         watch = Watch(lambda *_, **__: None, kinds=JOBS, on_gap=gaps.release)
         watch.start()
         try:
             for _ in range(2):
-                assert streams.lists.acquire(timeout=60), "kopf goes on without its stream"
+                assert lists.acquire(timeout=60), "kopf goes on without its stream"
             assert gaps.acquire(timeout=60)
         finally:
+            is_over.set()
             watch.stop()

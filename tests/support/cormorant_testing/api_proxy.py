@@ -9,7 +9,7 @@ import re
 import ssl
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -23,49 +23,6 @@ WRITES = ("POST", "PUT", "PATCH", "DELETE")
 _EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "reason": "Expired", "code": 410}}
 _HOP_BY_HOP = {"host", "connection", "transfer-encoding", "content-length"}
 _RESOURCES = {"pods", "services", "configmaps", "secrets", "events", "leases", "status", "collectorjobs"}
-
-
-class HttpThread:
-    """An HTTP server in a thread of its own. Use as a context manager."""
-
-    port = 0
-
-    def __init__(self) -> None:
-        self._is_up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        assert self._is_up.wait(30)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(timeout=30)
-
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        app = web.Application(client_max_size=64 << 20)
-        app.cleanup_ctx.append(self._around)
-        app.router.add_route("*", "/{path:.*}", self.answer)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.port = runner.addresses[0][1]
-        self._is_up.set()
-        await self._over.wait()
-        await runner.cleanup()
-
-    async def _around(self, app: web.Application) -> AsyncIterator[None]:
-        """What is open while it serves."""
-        yield
-
-    async def answer(self, request: web.Request) -> web.StreamResponse:
-        raise NotImplementedError
 
 
 def write_kubeconfig(path: Path, url: str, token: str = "", namespace: str = "default") -> Path:
@@ -86,19 +43,38 @@ def is_watch(request: web.Request) -> bool:
     return request.query.get("watch") in ("true", "1")
 
 
-class ApiProxy(HttpThread):
-    """Passes everything on, byte by byte."""
+class ApiProxy:
+    """Passes everything on, byte by byte, in a thread of its own. Use as a context manager."""
 
     def __init__(self, server: str, tls: Any, *, credentials: Mapping[str, str] | None = None) -> None:
         """`credentials`: headers in place of the callers' own."""
-        super().__init__()
         self._server, self._tls, self._credentials = server, tls, credentials
+        self._is_up = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
-    async def _around(self, app: web.Application) -> AsyncIterator[None]:
+    def __enter__(self) -> Self:
+        self._thread.start()
+        assert self._is_up.wait(30)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(timeout=30)
+
+    async def _serve(self) -> None:
+        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
         connector = aiohttp.TCPConnector(ssl=self._tls, limit=0)
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=10)
         self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, auto_decompress=False)
-        yield
+        app = web.Application(client_max_size=64 << 20)
+        app.router.add_route("*", "/{path:.*}", self.answer)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._is_up.set()
+        await self._over.wait()
+        await runner.cleanup()
         await self._session.close()
         await asyncio.sleep(0.25)  # aiohttp's closed TLS connections need turns of the loop to say goodbye
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from cormorant_cli.__main__ import run
@@ -71,31 +72,20 @@ class StubHeads(ScriptedHead):
 
 
 class Scene(Job):
-    """A job, and operators that look after its namespace alone. Its heads are a stub's where there is one."""
+    """A job, and operators that look after its namespace alone. Its heads are a stub's."""
 
     name = "pong"
 
-    def __init__(
-        self,
-        namespace: Namespace,
-        folder: Path,
-        *,
-        heads: StubHeads | None = None,
-        kubeconfig: str = "",
-        image: str = "example/cormorant:1",
-    ) -> None:
+    def __init__(self, namespace: Namespace, folder: Path, *, heads: StubHeads, kubeconfig: str = "") -> None:
         super().__init__(namespace, self.name)
-        self.folder, self.image = folder, image
+        self.folder, self.heads = folder, heads
         self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         key = folder / "key"
         key.write_text("0123456789abcdef" * 4)
         self.arguments = [
-            *("--image", image, "--key-file", str(key), "--namespace", namespace.name),
-            *("--poll-seconds", "1", "--probe-port", "0"),
+            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", namespace.name),
+            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", "0"),
         ]
-        if heads is not None:
-            self.heads = heads
-            self.arguments += ["--head-url", heads.url]
 
     @contextmanager
     def operator(self, *more: str) -> Iterator[Logged]:
@@ -139,12 +129,9 @@ class Cli(Scene):
     def __call__(self, *arguments: str) -> Done:
         """Run a command in the namespace; in this process, whose imports take seconds."""
         out, err = io.StringIO(), io.StringIO()
-        before, os.environ["KUBECONFIG"] = os.environ["KUBECONFIG"], self.kubeconfig
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                code = run([*arguments, "-n", self.namespace.name])
-        finally:
-            os.environ["KUBECONFIG"] = before
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setenv("KUBECONFIG", self.kubeconfig)
+            code = run([*arguments, "-n", self.namespace.name])
         return Done(code, out.getvalue(), err.getvalue())
 
     def good(self, *arguments: str) -> str:
@@ -153,12 +140,10 @@ class Cli(Scene):
         assert done.code == 0, f"{arguments}: {done.out}{done.err}"
         return done.out
 
-    def write(self, name: str = "pong", *, labels: Mapping[str, str] = {}, **spec: Any) -> str:
+    def write(self, **spec: Any) -> str:
         """A manifest whose pods name a scheduler that does not exist: the test plays their kubelet."""
         nowhere = {"template": {"spec": {"schedulerName": "nobody"}}}
-        groups = [nowhere | group for group in spec.pop("workerGroups", [{"name": "cpu"}])]
-        head = nowhere | spec.pop("head", {})
-        path = self.folder / f"{name}.yaml"
-        document = collector_job(name, make_spec(head=head, workerGroups=groups, **spec), labels=dict(labels))
+        path = self.folder / "pong.yaml"
+        document = collector_job("pong", make_spec(head=nowhere, workerGroups=[{"name": "cpu", **nowhere}], **spec))
         path.write_text(yaml.safe_dump(document))
         return str(path)

@@ -86,12 +86,6 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.do(action)
         self.world.write(plan)
 
-    @rule()
-    def second_operator_does_the_same(self) -> None:
-        first = self.world.plan()
-        for action in (*first.actions, *first.actions):
-            self.world.do(action)
-
     @precondition(lambda self: not self.old_plan)
     @rule()
     def second_operator_makes_a_plan(self) -> None:
@@ -135,10 +129,14 @@ class AnyOrder(RuleBasedStateMachine):
     pod_is_expelled_by_a_taint = to_a_pod(World.expel)
     node_is_lost = to_a_pod(World.lose)
 
-    @rule(pick=PICK, code=st.sampled_from([0, 1, 2, 137, 143]))
-    def container_dies(self, pick: int, code: int) -> None:
+    @rule(
+        pick=PICK,
+        code=st.sampled_from([0, 1, 2, 137, 143]),
+        message=st.none() | st.integers(0, 90_000).map('{{"frames": {}}}'.format),
+    )
+    def container_dies(self, pick: int, code: int, message: str | None) -> None:
         if name := self._pick(pick):
-            self.world.finish(name, exit_code=code, ran_s=float(pick * 10))
+            self.world.finish(name, exit_code=code, ran_s=float(pick * 10), message=message)
 
     @rule(pick=PICK)
     def pod_finds_no_node(self, pick: int) -> None:
@@ -164,11 +162,6 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.known.is_silent = True
         else:
             self.world.say(self.world.head, frames=frames, settled=min(frames, settled))
-
-    @precondition(lambda self: self._ready_head() is not None)
-    @rule(settled=st.integers(0, 90_000))
-    def head_dies_with_a_count(self, settled: int) -> None:
-        self.world.finish(self.world.head.name, exit_code=1, message=f'{{"frames": {settled}}}')
 
     # -- people ------------------------------------------------------------------------------------------------
 

@@ -202,16 +202,19 @@ def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
 # -- sizes of groups that follow who waits for whom, and what finds a node ---------------------------------------
 
 
+def waits_of(size: int, *, consumer_s: float, idle_s: float, worker_s: float) -> Waits:
+    return Waits(consumer_s=consumer_s, idle_s={"cpu": idle_s}, worker_s={"cpu": worker_s}, sizes={"cpu": size})
+
+
 def observed(seconds: float, *, size: int, consumer: float, idle: float) -> list[tuple[datetime, Waits]]:
     """A period in which learners waited for a share of the time, and workers were idle for one."""
-
-    def after(s: float) -> Waits:
-        worker_s = size * s
-        return Waits(
-            consumer_s=consumer * s, idle_s={"cpu": idle * worker_s}, worker_s={"cpu": worker_s}, sizes={"cpu": size}
+    return [
+        (
+            BEGIN + timedelta(seconds=s),
+            waits_of(size, consumer_s=consumer * s, idle_s=idle * size * s, worker_s=size * s),
         )
-
-    return [(BEGIN + timedelta(seconds=s), after(s)) for s in (0.0, seconds)]
+        for s in (0.0, seconds)
+    ]
 
 
 LEARNERS_WAIT = observed(30, size=2, consumer=0.5, idle=0.0)
@@ -240,14 +243,10 @@ class Job:
             self._worker_s += 15.0 * self.ready
             self._idle_s += 15.0 * max(0.0, self.ready - now_wanted)
             self.now += timedelta(seconds=15)
-            waits = Waits(
-                consumer_s=self._consumer_s,
-                idle_s={"cpu": self._idle_s},
-                worker_s={"cpu": self._worker_s},
-                sizes={"cpu": self.size},
-            )
-            is_measured = self.ready == self.size
-            answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, waits=waits if is_measured else None)
+            waits = None
+            if self.ready == self.size:
+                waits = waits_of(self.size, consumer_s=self._consumer_s, idle_s=self._idle_s, worker_s=self._worker_s)
+            answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, waits=waits)
             self.state.record_answer(answer, at=self.now, max_gap_s=60)
             # Pods take a look's time to start or to end.
             self.ready = self.size
