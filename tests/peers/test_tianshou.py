@@ -147,10 +147,9 @@ def test_a_buffer_that_is_too_small_or_too_narrow_is_refused() -> None:
     with pytest.raises(ValueError, match="VectorReplayBuffer has room for 2 environments and there are 3"):
         Collector(discrete_policy(), counting(3), VectorReplayBuffer(60, 2))
     collector = Collector(discrete_policy(), counting(3), VectorReplayBuffer(30, 3))
-    with pytest.raises(ValueError, match="holds 30 frames of 3 environments, and n_step 33"):
-        collector.collect(n_step=33)
-    with pytest.raises(ValueError, match="holds 30 frames of 3 environments, and n_episode 31 brings at least 31"):
-        collector.collect(n_episode=31)
+    for request in ({"n_step": 31}, {"n_episode": 31}):
+        with pytest.raises(ValueError, match=r"holds 30 frames of 3 environments, and n_\w+ 31 brings at least 31"):
+            collector.collect(**request)
 
 
 def test_recurrent_policies_carry_their_state_and_lose_it_at_ends() -> None:

@@ -69,7 +69,7 @@ def test_endless_collectors_survive_deaths_and_grow() -> None:
     )
     collector = RayCollector(
         [CountingEnv, CountingEnv], policy, frames_per_batch=20, create_env_kwargs=COUNTING, **FREE
-    )  # fmt: skip
+    )
     with pytest.raises(RuntimeError, match="total_frames is -1"):
         len(collector)
 
