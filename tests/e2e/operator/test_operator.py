@@ -82,19 +82,6 @@ def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
         running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
 
 
-def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
-    kinds = ("pods", "services", "secrets", "configmaps")
-    with Kubelet(scene.namespace):
-        with scene.operator() as operator:
-            scene.submit()
-            scene.until_ready()
-            operator.kill()
-        assert all(scene.namespace.names(kind) for kind in kinds)
-        scene.namespace("delete", "cjob", "pong")
-        for kind in kinds:
-            scene.until(lambda kind=kind: scene.namespace.names(kind) == [], f"no {kind} are left")
-
-
 @pytest.mark.timeout(600)
 def test_two_shards_by_label_share_jobs_and_take_over(scene: Scene) -> None:
     def shard(name: str, selector: str) -> Any:

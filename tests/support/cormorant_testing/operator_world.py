@@ -164,11 +164,9 @@ class World:
         """Reconcile and let every pod that can start become ready, until nothing changes."""
         for _ in range(40):
             self.settle()
-            waiting = [pod.name for pod in self.pods.values() if pod.is_live and not pod.is_ready]
-            if not waiting:
+            if all(pod.is_ready for pod in self.pods.values() if pod.is_live):
                 return
-            for name in waiting:
-                self.start(name)
+            self.start_all()
         raise AssertionError("pods never became ready")
 
     def wait(self, seconds: float) -> None:

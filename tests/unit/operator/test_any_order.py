@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 from cormorant_operator.cache import PodIndex
 from cormorant_operator.decide.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.pods import Obstacle
+from cormorant_operator.pods import Obstacle, Pod
 from cormorant_testing.operator_world import World, changes, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
@@ -32,15 +32,21 @@ BAD_IMAGE = "example/broken:1"
 PICK = st.integers(0, 99)
 
 
-def to_a_pod(happens: Callable[[World, str], None]) -> Any:
-    """A rule by which this happens to some scheduled pod."""
+def to_a_pod(
+    happens: Callable[[World, str], object], *, which: Callable[[Pod], bool] = lambda pod: pod.is_scheduled
+) -> Any:
+    """A rule by which this happens to some such live pod."""
 
     def happened(self: Any, pick: int) -> None:
-        if name := self._pick(pick):
+        if name := self._pick(pick, which):
             happens(self.world, name)
 
     happened.__name__ = happens.__name__
     return rule(pick=PICK)(happened)
+
+
+def finds_no_node(world: World, name: str) -> None:
+    world.block(name, Obstacle.UNSCHEDULABLE, "no node")
 
 
 def edits(**changes: st.SearchStrategy[Any]) -> Any:
@@ -116,12 +122,8 @@ class AnyOrder(RuleBasedStateMachine):
     def time_passes(self, seconds: int) -> None:
         self.world.tick(seconds)
 
-    @rule(pick=PICK)
-    def pod_starts(self, pick: int) -> None:
-        waiting = [pod for pod in self.world.pods.values() if pod.is_live and not pod.is_ready]
-        if waiting:
-            self.world.start(waiting[pick % len(waiting)].name)
-
+    pod_starts = to_a_pod(World.start, which=lambda pod: not pod.is_ready)
+    pod_finds_no_node = to_a_pod(finds_no_node, which=lambda pod: not pod.is_scheduled)
     pod_turns_unready = to_a_pod(World.unready)
     pod_is_evicted = to_a_pod(World.evict)
     pod_is_deleted = to_a_pod(World.delete)
@@ -137,12 +139,6 @@ class AnyOrder(RuleBasedStateMachine):
     def container_dies(self, pick: int, code: int, message: str | None) -> None:
         if name := self._pick(pick):
             self.world.finish(name, exit_code=code, ran_s=float(pick * 10), message=message)
-
-    @rule(pick=PICK)
-    def pod_finds_no_node(self, pick: int) -> None:
-        waiting = [pod for pod in self.world.pods.values() if pod.is_live and not pod.is_scheduled]
-        if waiting:
-            self.world.block(waiting[pick % len(waiting)].name, Obstacle.UNSCHEDULABLE, "no node")
 
     @rule(key=st.sampled_from([("Service", "pong-head"), ("Service", "pong-api")]))
     def child_is_deleted(self, key: tuple[str, str]) -> None:
@@ -250,8 +246,8 @@ class AnyOrder(RuleBasedStateMachine):
             and {pod.base_image for pod in live} == {"example/cormorant:1"}
         )
 
-    def _pick(self, number: int) -> str:
-        live = sorted(pod.name for pod in self.world.pods.values() if pod.is_live and pod.is_scheduled)
+    def _pick(self, number: int, which: Callable[[Pod], bool] = lambda pod: pod.is_scheduled) -> str:
+        live = sorted(pod.name for pod in self.world.pods.values() if pod.is_live and which(pod))
         return live[number % len(live)] if live else ""
 
     def _ready_head(self) -> object:
