@@ -27,7 +27,7 @@ from cormorant_contract.episodes import files_of
 from cormorant_contract.job import CollectorJob
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import CountingEnv
-from cormorant_testing.fleets import make_fleet, on_both_engines, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.placements.parties import DRAWN, PartyJob, weights_of
 from cormorant_testing.policies import Board
 from cormorant_testing.snippets import ROOT, blocks
@@ -73,7 +73,7 @@ def test_table_is_bit_equal_for_1_and_4_workers(engine: str, deterministic: bool
 
 
 @pytest.mark.slow
-@on_both_engines
+@on_both_engines_slowly
 def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) -> None:
     whole = evaluate(slow(), episodes=24, workers=2, deterministic=False)
     killed: list[int] = []

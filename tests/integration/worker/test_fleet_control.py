@@ -22,7 +22,7 @@ from cormorant_testing.collecting import assert_same, make_job, scene
 from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly, reading
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.local.engine import LocalEngine
@@ -30,8 +30,6 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.turn import life
 from cormorant_worker.local_fleet import LocalFleet
 from cormorant_worker.wire import SharedMemory
-
-SEGFAULT = {"entrypoint": "ctypes:string_at", "kwargs": {"ptr": 0}, "vectorization": "inline", "numEnvs": 2}
 
 
 def test_no_memory_is_asked_for_with_the_fleets_condition_held(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,19 +215,6 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
         assert reader.next_batch() is not None
 
 
-@pytest.mark.parametrize(
-    ("options", "words", "note"),
-    [
-        ({"policy": "raising"}, "raised RuntimeError: no weights for this planet", "in raising"),
-        ({"env": {"gymnasium": SEGFAULT}}, "was killed by SIGSEGV while building", ""),
-    ],
-)  # fmt: skip
-def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note: str) -> None:
-    with pytest.raises(WorkerFailed, match=words) as caught:
-        make_fleet(make_job(num_envs=2, **options), workers=1)
-    assert note in "".join(getattr(caught.value, "__notes__", []))
-
-
 @pytest.mark.slow
 def test_a_worker_that_was_healthy_fails_for_the_first_time_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(life, "_HEALTHY_S", 0.0)
@@ -242,15 +227,6 @@ def test_a_worker_that_was_healthy_fails_for_the_first_time_again(monkeypatch: p
             os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
         until(lambda: [w.attempt for w in fleet.stats().workers] == [3])
         assert fleet.stats().restarts == 3
-
-
-def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
-    job = make_job(num_envs=2, policy="nan_at", policy_kwargs={"step": 3}, action="box", lengths=9)
-    words = r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\] .* NaN: look for NaN"
-    # The worker may meet it before the fleet has opened: a first batch is asked for at once.
-    with pytest.raises(WorkerFailed, match=words) as caught, make_fleet(job, workers=1) as fleet:
-        list(LocalFleet(fleet).batches())
-    assert "InvalidAction" in "".join(caught.value.__notes__)
 
 
 def test_closing_twice_and_under_a_waiting_consumer() -> None:

@@ -1,10 +1,9 @@
-"""The same tests on both engines and both placements of the policy: `@on_both_engines` runs a test once more on a Ray
-cluster of this machine, `@on_all_placements` with inference servers, too.
+"""The same tests on both engines and both placements of the policy: `@on_both_engines_slowly` runs a test once more on
+a Ray cluster of this machine, `@on_all_placements_slowly` with inference servers, too. `make test` leaves those out.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -15,22 +14,9 @@ from cormorant_worker.fleet.slot import WorkerStats
 from cormorant_worker.launch import load_job
 from cormorant_worker.local_fleet import LocalFleet
 
-on_both_engines = pytest.mark.parametrize("engine", ["local", "ray"], indirect=True)
-on_both_engines_slowly = pytest.mark.parametrize(
-    "engine", ["local", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
-)
-"""Where the Ray half is left out of `make test`."""
-on_all_placements = pytest.mark.parametrize(
-    "engine",
-    ["local", "local-served", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "ray-served"))],
-    indirect=True,
-)
-on_all_placements_slowly = pytest.mark.parametrize(
-    "engine",
-    ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "local-served"))],
-    indirect=True,
-)
-"""Where servers are left out of it, too."""
+RAY, SERVED = (pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "local-served"))
+on_both_engines_slowly = pytest.mark.parametrize("engine", ["local", RAY], indirect=True)
+on_all_placements_slowly = pytest.mark.parametrize("engine", ["local", RAY, SERVED], indirect=True)
 
 ENGINE = ["local"]
 """The engine of the test that runs now; set by the fixture `engine`."""
@@ -59,14 +45,12 @@ def open_on(engine: str, job: CollectorJob, options: FleetOptions) -> WorkerFlee
     return WorkerFleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
 
 
-def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> CollectorJob:
+def served(job: CollectorJob, *, servers: int = 1) -> CollectorJob:
     """The same job with inference servers, which act 0 where it acts randomly."""
     document = job.to_document()
     if "random" in document["spec"]["policy"]:
         document["spec"]["policy"] = {"entrypoint": "cormorant_testing.policies:constant", "kwargs": {"action": 0}}
     document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": servers}]
-    if inference:
-        document["spec"]["inference"] = inference
     return load_job(document)
 
 
