@@ -292,10 +292,3 @@ def test_every_fleet_publishes_the_same_things(place: Any, tmp_path: Path) -> No
         given += [memoryview(file), tmp_path / "policy.safetensors", str(tmp_path / "policy.safetensors")]
         for version, weights in enumerate(given, start=1):
             assert fleet.publish(weights, wait=30).version == version
-
-
-def test_arguments_that_cannot_be_are_refused() -> None:
-    with pytest.raises(errors.ManifestError, match=r"engine is 'ray'; give cormorant\.RayOptions"):
-        cormorant.open_fleet(CARTPOLE, engine="ray")  # type: ignore[arg-type]
-    with pytest.raises(errors.LastWorker, match="workers is 0; give a number from 1 on"):
-        cormorant.open_fleet(CARTPOLE, workers=0)

@@ -33,41 +33,36 @@ from cormorant_worker.wire import SharedMemory
 
 
 def test_no_memory_is_asked_for_with_the_fleets_condition_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
-    create = SharedMemory.create
+    job, state = make_job(num_envs=2, policy="versioned", action="box", lengths=5), b""
 
-    def created(size_bytes: int) -> SharedMemory:
-        if threading.current_thread() is threading.main_thread():
-            held.append(fleet._changed._is_owned())
-        return create(size_bytes)
+    def noted(call: Any) -> Any:
+        def noting(*args: Any) -> Any:
+            if threading.current_thread() is threading.main_thread():
+                held.append(fleet._changed._is_owned())
+            return call(*args)
 
-    with make_fleet(job, workers=2) as fleet:
-        held, share = [], fleet._engine.share
+        return noting
 
-        def noted(data: Any) -> Any:
-            held.append(fleet._changed._is_owned())
-            return share(data)
-
-        fleet._engine.share = noted
-        fleet.publish(numbered(1), wait_s=60)
-        with monkeypatch.context() as patch:
-            patch.setattr(SharedMemory, "create", created)
-            state = fleet.state()
-        fleet.restore(state)
-        assert held == [False, False, False, False]
-    with make_fleet(job, workers=2) as fleet:
-        share = fleet._engine.share
-        fleet._engine.share = noted
-        fleet.restore(state)
-        assert (fleet.version, held) == (1, [False] * 7)
+    for _ in range(2):
+        with make_fleet(job, workers=2) as fleet, monkeypatch.context() as patch:
+            held = list[bool]()
+            patch.setattr(fleet._engine, "share", noted(fleet._engine.share))
+            patch.setattr(SharedMemory, "create", noted(SharedMemory.create))
+            if not state:
+                fleet.publish(numbered(1), wait_s=60)
+                state = fleet.state()
+            fleet.restore(state)
+            assert held
+            assert not any(held)
 
 
-def test_lines_of_workers_need_no_standard_output() -> None:
+def test_lines_of_workers_harm_neither_them_nor_the_fleet() -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 2}
     unread, writer = os.pipe()
     os.close(unread)
     with os.fdopen(writer, "w") as closed, reading(make_job(env={"gymnasium": env}), workers=1) as (_, reader):
-        reader.next_batch()
+        with structlog.testing.capture_logs() as lines:
+            until(lambda: reader.next_batch() is not None and {"said", "exploded"} <= {line["event"] for line in lines})
         structlog.configure(logger_factory=structlog.PrintLoggerFactory(closed))
         try:
             for _ in range(3):
@@ -75,6 +70,10 @@ def test_lines_of_workers_need_no_standard_output() -> None:
         finally:
             structlog.reset_defaults()
             os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # so that what the file still holds can be written
+    said, exploded = (next(line for line in lines if line["event"] == event) for event in ("said", "exploded"))
+    assert (said["worker"], said["env_worker"], said["event_kind"]) == ("cpu-0", "mine", "step")
+    assert said["lock"].startswith("<unlocked _thread.lock")
+    assert (exploded["env_level"], exploded["log_level"]) == (3, "info")
 
 
 def ids_of(batches: list[TensorDict]) -> set[int]:

@@ -124,6 +124,8 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
         until(lambda: fleet._core.queue.num_waiting >= 2)
         fleet.seed(9)
         batches = list(LocalFleet(fleet).batches(copy=True))
+        with pytest.raises(FleetError, match="has collected all its frames"):
+            fleet.seed(1)
         dropped = fleet.stats().dropped["seed"]
     assert idents(batches[0]) == idents_of(WorkerPlace(seed=9, index=0))
     versions = torch.cat([batch["collector", "policy_version"].reshape(-1) for batch in batches])
@@ -163,13 +165,6 @@ def test_frames_ahead_in_async_envs_count_as_dropped() -> None:
         assert 0 <= waiting <= 80
         delivered += sum(batch.numel() for batch in reader.batches())
         assert delivered == fleet.stats().frames == 2000
-
-
-def test_a_fleet_that_is_done_takes_no_seed() -> None:
-    with make_fleet(make_job(collection={"totalFrames": 40}), workers=1) as fleet:
-        assert sum(batch.numel() for batch in LocalFleet(fleet).batches()) == 40
-        with pytest.raises(FleetError, match="has collected all its frames"):
-            fleet.seed(1)
 
 
 # -- publishing in the middle of collecting ----------------------------------------------------------------------
@@ -278,15 +273,3 @@ def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
     with make_fleet(job, workers=1) as fleet, Repeated(lambda: fleet.skip(timeout_s=30), every_s=0):
         for version in range(1, 13):
             assert fleet.publish(numbered(version), wait_s=20).applied == ("cpu-0",), version
-
-
-def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
-    env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
-    with structlog.testing.capture_logs() as lines:
-        with reading(make_job(env={"gymnasium": env}), workers=1) as (_, reader):
-            assert reader.next_batch(timeout=30) is not None
-        said = next(line for line in lines if line["event"] == "said")
-    assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)
-    assert said["lock"].startswith("<unlocked _thread.lock")
-    exploded = next(line for line in lines if line["event"] == "exploded")
-    assert (exploded["env_level"], exploded["log_level"]) == (3, "info")

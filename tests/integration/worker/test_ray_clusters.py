@@ -23,7 +23,8 @@ import json, os, signal, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import ray
 from ray.cluster_utils import Cluster
-from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.collecting import make_checker, make_job, scene
+from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_worker.fleet.fleet import WorkerFleet
 from cormorant_worker.fleet.options import FleetOptions, RayOptions
@@ -37,19 +38,14 @@ STORE = {"object_store_memory": 100 << 20}
 def make_cluster(**head):
     return Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE, **head})
 
-def versioned_job(mode="async"):
-    return make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002,
-                    collection={"mode": mode, "totalFrames": 2000}, run_policy={"maxRestartsPerSlot": 20})
-
-def versioned_checker():
-    return make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+def versioned(**collection):
+    return scene("versioned", step_s=0.002, collection=collection, run_policy={"maxRestartsPerSlot": 20})
 
 def told(fleet, checker, **more):
     stats = fleet.stats()
     print(json.dumps({
         "frames": checker.frames, "accepted": stats.frames, "restarts": stats.restarts, "dropped": stats.dropped,
-        "balance": stats.stepped_frames - stats.frames - sum(stats.dropped.values()),
-        "attempts": sorted(checker.attempts), **more,
+        "balance": balance(fleet), "attempts": sorted(checker.attempts), **more,
     }), flush=True)
 """
 
@@ -75,9 +71,9 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
         """
         cluster = make_cluster(resources={"slot:cpu-0": 1})
         second = cluster.add_node(num_cpus=0, resources={"slot:cpu-1": 1}, **STORE)
-        checker = versioned_checker()
+        job, checker = versioned(mode=sys.argv[1], totalFrames=2000)
         options = RayOptions(address=cluster.address, slot_resources=True)
-        with WorkerFleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
+        with WorkerFleet(job, FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
             fleet.publish(numbered(1), wait_s=30)
             for batch in LocalFleet(fleet).batches():
                 checker.take(batch)
@@ -140,10 +136,9 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
     told = run(
         """
         cluster = make_cluster(resources={"slot:cpu-0": 1})
-        checker = versioned_checker()
+        job, checker = versioned()
         options = RayOptions(address=cluster.address, slot_resources=True)
         try:
-            job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002)
             with WorkerFleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
                 for batch in LocalFleet(fleet).batches():
                     checker.take(batch)

@@ -174,9 +174,7 @@ def check_bits(batch: TensorDictBase) -> None:
         assert torch.equal(found.view(torch.int16), computed.view(torch.int16))
 
 
-@pytest.mark.parametrize(
-    "engine", ["local", "local-served", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
-)
+@on_all_placements_slowly
 def test_a_fleet_gives_bfloat16_bit_for_bit(engine: str) -> None:
     with make_fleet(bfloat16_job("logits", "hidden", mode="sync"), workers=2) as fleet:
         batches = list(LocalFleet(fleet).batches())
@@ -202,8 +200,5 @@ def test_a_collector_of_this_process_gives_bfloat16() -> None:
         check_bits(collector.collect(num_steps=20))
     with make_collector(bfloat16_job()) as collector:
         assert collector.collect(num_steps=20)["logits"].dtype == torch.float32
-
-
-def test_an_output_that_the_policy_does_not_write_is_refused_before_the_first_frame() -> None:
     with pytest.raises(ManifestError, match='the policy writes no "x"; it writes logits, value, hidden'):
         make_collector(bfloat16_job("x"))

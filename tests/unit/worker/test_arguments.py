@@ -7,7 +7,7 @@ import pytest
 
 import cormorant
 from cormorant import open_fleet
-from cormorant.errors import ManifestError, PolicyLoadError
+from cormorant.errors import LastWorker, ManifestError, PolicyLoadError
 from cormorant_worker.entrypoints import load_object
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.policy.actor import load_policy
@@ -97,10 +97,12 @@ def test_policy_may_be_the_block_of_a_manifest(policy: dict) -> None:
         ({"env": "envpool:CartPole-v1", "vectorization_mode": "inline"}, f"envpool {STEPS}"),
         ({"env": {"vector": {"id": "CartPole-v1"}}, "vectorization_mode": "inline"}, f"vector {STEPS}"),
         ({"env": "envpool:"}, "must have at least 1 character"),
+        ({"env": "CartPole-v1", "engine": "ray"}, r"engine is 'ray'; give cormorant\.RayOptions"),
+        ({"env": "CartPole-v1", "workers": 0}, "workers is 0; give a number from 1 on"),
     ],
 )
 def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
-    with pytest.raises(ManifestError, match=sentence):
+    with pytest.raises((ManifestError, LastWorker), match=sentence):
         open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
 
 

@@ -3,7 +3,7 @@
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 
 import gymnasium
@@ -33,24 +33,8 @@ from cormorant_worker.wire import MessageSocket
 
 OBS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ACTION = gymnasium.spaces.Discrete(1000)
+TEN = {"policy": {"weight": torch.tensor(10.0)}}
 AT_ONCE_OR_ALL = Gathering()
-ACTORS: list[RemoteActor] = []
-HOST = [""]
-"""Where servers listen; empty: for workers of this machine."""
-
-
-@pytest.fixture(autouse=True, params=["", "127.0.0.1"], ids=["one-machine", "nodes"])
-def closed_actors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Every test runs on both ways to a server, and every worker of a test is closed after it."""
-    HOST[0] = request.param
-    yield
-    for actor in ACTORS:
-        actor.close()
-    ACTORS.clear()
-
-
-on_one_machine = pytest.mark.parametrize("closed_actors", [""], indirect=True, ids=["one-machine"])
-between_nodes = pytest.mark.parametrize("closed_actors", ["127.0.0.1"], indirect=True, ids=["nodes"])
 
 
 class Summing(torch.nn.Module):
@@ -67,10 +51,10 @@ class Summing(torch.nn.Module):
 
 
 class Running:
-    """A server that turns in a thread until it is told to stop."""
+    """A server that turns in a thread until it is told to stop; another one may listen in its place then."""
 
     def __init__(self, listener: ListeningSocket, how: Gathering) -> None:
-        self.policy = Summing()
+        self.listener, self.policy = listener, Summing()
         models = wrap_policy(self.policy, "test")
 
         def build(observation: Space, action: Space, rows: int) -> ServedPolicy:
@@ -99,25 +83,38 @@ class Running:
         self.server.close()
 
 
-@contextmanager
-def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, ListeningSocket]]:
-    listener = listen(HOST[0])
-    server = Running(listener, how)
-    try:
-        yield server, listener
-    finally:
-        server.stop()
-        listener.socket.close()
+class Scene(ExitStack):
+    """One way between servers and workers. What is started on it is stopped with it."""
+
+    host = ""
+    """Where servers listen; empty: for workers of this machine."""
+
+    def server(self, how: Gathering = AT_ONCE_OR_ALL, *, after: Running | None = None) -> Running:
+        listener = after.listener if after else listen(self.host)
+        self.callback(listener.socket.close)
+        server = Running(listener, how)
+        self.callback(server.stop)
+        return server
+
+    def worker(self, *servers: Running, slots: int = 1, obs: Space = OBS) -> RemoteActor:
+        addresses = AssignedServers([server.listener.address for server in servers])
+        actor = RemoteActor(addresses, greeting(slots, obs))
+        self.callback(actor.close)
+        return actor
 
 
-def greeting(rows: int = 4, slots: int = 1, obs: Space = OBS) -> Greeting:
-    return Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
+@pytest.fixture(params=["", "127.0.0.1"], ids=["one-machine", "nodes"])
+def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
+    with Scene() as scene:
+        scene.host = request.param
+        yield scene
 
 
-def worker(*listeners: ListeningSocket, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
-    addresses = AssignedServers([known.address for known in listeners])
-    ACTORS.append(RemoteActor(addresses, greeting(rows, slots, obs)))
-    return ACTORS[-1]
+between_nodes = pytest.mark.parametrize("scene", ["127.0.0.1"], indirect=True, ids=["nodes"])
+
+
+def greeting(slots: int = 1, obs: Space = OBS) -> Greeting:
+    return Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=4, num_slots=slots)
 
 
 def ask(actor: RemoteActor, *values: float) -> Asked:
@@ -132,115 +129,108 @@ def sums(asked: Asked) -> list[int]:
     return found
 
 
-def test_rows_come_back_in_order_with_outputs_and_version() -> None:
-    with running() as (server, listener):
-        actor = worker(listener, slots=1)
-        acted, version = ask(actor, 1, 2, 3).answer()
-        assert acted.actions[0].tolist() == [1, 2, 3]
-        assert acted.outputs[0][:, 0].tolist() == [2, 4, 6]
-        assert version == 0
-        assert [leaf.key for leaf in actor.outputs] == [("twice",)]
-        assert actor.weights.specs == server.weights.specs
+def test_rows_come_back_in_order_with_outputs_and_version(scene: Scene) -> None:
+    server = scene.server()
+    actor = scene.worker(server)
+    acted, version = ask(actor, 1, 2, 3).answer()
+    assert acted.actions[0].tolist() == [1, 2, 3]
+    assert acted.outputs[0][:, 0].tolist() == [2, 4, 6]
+    assert version == 0
+    assert [leaf.key for leaf in actor.outputs] == [("twice",)]
+    assert actor.weights.specs == server.weights.specs
 
 
-def test_rows_of_all_workers_are_acted_on_at_once() -> None:
-    with running(Gathering(max_wait_s=20.0)) as (server, listener):
-        actors = [worker(listener, slots=1) for _ in range(3)]
-        asked = [ask(actor, i, i + 1) for i, actor in enumerate(actors)]
-        assert [sums(a) for a in asked] == [[0, 1], [1, 2], [2, 3]]
-        assert server.policy.sizes == [6]
+def test_rows_of_all_workers_are_acted_on_at_once(scene: Scene) -> None:
+    server = scene.server(Gathering(max_wait_s=20.0))
+    actors = [scene.worker(server) for _ in range(3)]
+    asked = [ask(actor, i, i + 1) for i, actor in enumerate(actors)]
+    assert [sums(a) for a in asked] == [[0, 1], [1, 2], [2, 3]]
+    assert server.policy.sizes == [6]
 
 
-def test_all_that_a_worker_asked_is_acted_on_at_once() -> None:
-    with running(Gathering(max_wait_s=0.0)) as (server, listener):
-        _, actor = worker(listener), worker(listener, slots=3)
-        server.pause()
-        asked = [ask(actor, i) for i in range(2)]
-        server.server.turn(nullcontext)
-        assert server.policy.sizes == [2]
-        assert [sums(one) for one in reversed(asked)] == [[1], [0]]
+def test_all_that_a_worker_asked_is_acted_on_at_once(scene: Scene) -> None:
+    server = scene.server(Gathering(max_wait_s=0.0))
+    _, actor = scene.worker(server), scene.worker(server, slots=3)
+    server.pause()
+    asked = [ask(actor, i) for i in range(2)]
+    server.server.turn(nullcontext)
+    assert server.policy.sizes == [2]
+    assert [sums(one) for one in reversed(asked)] == [[1], [0]]
 
 
-def test_batches_are_no_larger_than_max_rows_and_padded_to_shapes() -> None:
-    with running(Gathering(max_rows=4, max_wait_s=0.3, shapes=(1, 4))) as (server, listener):
-        actors = [worker(listener, slots=1) for _ in range(2)]
-        asked = [ask(actor, 5, 6, 7) for actor in actors]
-        for one in asked:
-            assert sums(one) == [5, 6, 7]
-        assert server.policy.sizes == [4, 4]
-        server.stop()
-        assert (server.server.served.rows, server.server.served.padded_rows) == (6, 2)
+def test_batches_are_no_larger_than_max_rows_and_padded_to_shapes(scene: Scene) -> None:
+    server = scene.server(Gathering(max_rows=4, max_wait_s=0.3, shapes=(1, 4)))
+    asked = [ask(scene.worker(server), 5, 6, 7) for _ in range(2)]
+    for one in asked:
+        assert sums(one) == [5, 6, 7]
+    assert server.policy.sizes == [4, 4]
+    server.stop()
+    assert (server.server.served.rows, server.server.served.padded_rows) == (6, 2)
 
 
-def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
-    with running() as (server, listener):
-        actor = worker(listener, slots=1)
-        actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
-        asked = ask(actor, 1)
-        until(lambda: bool(server.server._waiting))
-        assert server.policy.sizes == []
-        server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
-        acted, version = asked.answer()
-        assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
+def test_rows_wait_for_the_version_that_their_ticket_names(scene: Scene) -> None:
+    server = scene.server()
+    actor = scene.worker(server)
+    actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
+    asked = ask(actor, 1)
+    until(lambda: bool(server.server._waiting))
+    assert server.policy.sizes == []
+    server.weights.offer(TEN, version=PolicyVersion(1))
+    acted, version = asked.answer()
+    assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
 
 
-def test_next_server_does_not_act_with_older_weights() -> None:
-    newer = {"policy": {"weight": torch.tensor(10.0)}}
-    first = listen(HOST[0])
-    ahead = Running(first, AT_ONCE_OR_ALL)
-    with running() as (behind, second):
-        actor = worker(first, second, slots=1)
-        ahead.weights.offer(newer, version=PolicyVersion(7))
-        assert ask(actor, 1).answer()[1] == 7
-        ahead.stop()
-        first.socket.close()
+def test_next_server_does_not_act_with_older_weights(scene: Scene) -> None:
+    ahead, behind = scene.server(), scene.server()
+    actor = scene.worker(ahead, behind)
+    ahead.weights.offer(TEN, version=PolicyVersion(7))
+    assert ask(actor, 1).answer()[1] == 7
+    ahead.stop()
+    ahead.listener.socket.close()
 
-        def offer() -> None:
-            until(lambda: bool(behind.server._waiting))
-            behind.weights.offer(newer, version=PolicyVersion(7))
+    def offer() -> None:
+        until(lambda: bool(behind.server._waiting))
+        behind.weights.offer(TEN, version=PolicyVersion(7))
 
-        offering = threading.Thread(target=offer)
-        offering.start()
-        acted, version = ask(actor, 1).answer()
-        offering.join(10)
-        assert (acted.actions[0].tolist(), version) == ([11], 7)
+    offering = threading.Thread(target=offer)
+    offering.start()
+    acted, version = ask(actor, 1).answer()
+    offering.join(10)
+    assert (acted.actions[0].tolist(), version) == ([11], 7)
 
 
-def test_worker_that_is_gone_holds_nobody_up() -> None:
-    with running(Gathering(max_wait_s=20.0)) as (server, listener):
-        gone, other = worker(listener, slots=1), worker(listener, slots=1)
-        ask(gone, 9)
-        until(lambda: len(server.server._waiting) == 1)
-        gone.close()
-        until(lambda: not server.server._waiting)
-        assert sums(ask(other, 1)) == [1]
-        assert server.policy.sizes == [1]
+def test_worker_that_is_gone_holds_nobody_up(scene: Scene) -> None:
+    server = scene.server(Gathering(max_wait_s=20.0))
+    gone, other = scene.worker(server), scene.worker(server)
+    ask(gone, 9)
+    until(lambda: len(server.server._waiting) == 1)
+    gone.close()
+    until(lambda: not server.server._waiting)
+    assert sums(ask(other, 1)) == [1]
+    assert server.policy.sizes == [1]
 
 
-def test_rows_are_asked_again_at_the_next_server() -> None:
-    listener = listen(HOST[0])
-    first = Running(listener, Gathering(max_wait_s=60.0))
-    actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
+def test_rows_are_asked_again_at_the_next_server(scene: Scene) -> None:
+    first = scene.server(Gathering(max_wait_s=60.0))
+    # With the other one, a batch would not be complete.
+    actor, _ = scene.worker(first, slots=2), scene.worker(first)
     waits: list[bool] = []
     actor.on_waiting = waits.append
     asked = [ask(actor, 1, 2), ask(actor, 3)]
     first.stop()
     assert first.policy.sizes == []
-    second = Running(listener, Gathering(max_wait_s=0.0))
+    scene.server(Gathering(max_wait_s=0.0), after=first)
     assert [sums(one) for one in asked] == [[1, 2], [3]]
     assert waits in ([], [True, False])
-    second.stop()
-    listener.socket.close()
 
 
-def test_worker_with_other_spaces_is_refused() -> None:
-    with running() as (_, listener):
-        worker(listener)
-        with pytest.raises(PolicyMismatch, match="environments must not differ between workers"):
-            worker(listener, obs=gymnasium.spaces.Box(0, 1, (2,), np.float32))
+def test_worker_with_other_spaces_is_refused(scene: Scene) -> None:
+    server = scene.server()
+    scene.worker(server)
+    with pytest.raises(PolicyMismatch, match="environments must not differ between workers"):
+        scene.worker(server, obs=gymnasium.spaces.Box(0, 1, (2,), np.float32))
 
 
-@on_one_machine
 def test_shapes_on_a_device_are_powers_of_two() -> None:
     assert make_shapes(100) == (1, 2, 4, 8, 16, 32, 64, 128)
     assert make_shapes(1) == (1,)
@@ -249,19 +239,17 @@ def test_shapes_on_a_device_are_powers_of_two() -> None:
 
 
 @between_nodes
-def test_worker_of_another_node_must_know_the_key() -> None:
-    with running() as (server, listener):
-        stranger = replace(listener.address, key=b"guessed")
-        connection = ServerConnection(stranger, greeting())
-        with pytest.raises(OSError, match=r"closed the connection|Connection reset"):
-            connection.read_welcome()
-        connection.close()
-        assert server.server.policy is None
-        # The server goes on with those who know it.
-        assert sums(ask(worker(listener), 4)) == [4]
+def test_worker_of_another_node_must_know_the_key(scene: Scene) -> None:
+    server = scene.server()
+    connection = ServerConnection(replace(server.listener.address, key=b"guessed"), greeting())
+    with pytest.raises(OSError, match=r"closed the connection|Connection reset"):
+        connection.read_welcome()
+    connection.close()
+    assert server.server.policy is None
+    # The server goes on with those who know it.
+    assert sums(ask(scene.worker(server), 4)) == [4]
 
 
-@on_one_machine
 def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -283,22 +271,22 @@ def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
     theirs.close()
 
 
-def test_rows_for_a_slot_that_does_not_exist_end_the_connection() -> None:
-    with running() as (server, listener):
-        connection = worker(listener, rows=4, slots=1)._connection
-        assert connection is not None
-        connection.messages.socket.sendall(HEADER.pack(1, 0, 5, 1))
-        until(lambda: not server.server._clients)
+def test_rows_for_a_slot_that_does_not_exist_end_the_connection(scene: Scene) -> None:
+    server = scene.server()
+    connection = scene.worker(server)._connection
+    assert connection is not None
+    connection.messages.socket.sendall(HEADER.pack(1, 0, 5, 1))
+    until(lambda: not server.server._clients)
 
 
 # On one machine the kernel tells that a process has ended.
 @between_nodes
-def test_connections_between_nodes_end_when_a_node_is_lost() -> None:
-    with running() as (server, listener):
-        connection = worker(listener)._connection
-        assert connection is not None
-        (client,) = server.server._clients
-        for end in (connection.messages.socket, client.messages.socket):
-            options = [getattr(socket, f"TCP_{name}") for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")]
-            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 5, 3, 20_000]
+def test_connections_between_nodes_end_when_a_node_is_lost(scene: Scene) -> None:
+    server = scene.server()
+    connection = scene.worker(server)._connection
+    assert connection is not None
+    (client,) = server.server._clients
+    for end in (connection.messages.socket, client.messages.socket):
+        options = [getattr(socket, f"TCP_{name}") for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")]
+        assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 5, 3, 20_000]
