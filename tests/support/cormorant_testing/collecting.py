@@ -101,23 +101,19 @@ def make_job(
         output["queue"] = dict(queue or {"capacityBatches": 4})
     if dataset:
         output["dataset"] = {"uri": dataset}
+    shown = {name: list(items) for name, items in (("info", info), ("variants", variants)) if items}
     spec: dict[str, Any] = {
-        "env": {
-            **block,
-            **({"info": [dict(item) for item in info]} if info else {}),
-            **({"variants": [dict(item) for item in variants]} if variants else {}),
-        },
+        "env": {**block, **shown},
         "policy": {"entrypoint": _entrypoint(policy), "kwargs": dict(policy_kwargs or {})}
         if policy
         else {"random": {}},
         "collection": {"framesPerBatch": 20, "seed": 7, **(collection or {})},
         "output": output,
+        "runPolicy": dict(run_policy or {}),
         "replicas": workers,
     }
     if worker_groups:
-        spec["workerGroups"] = [dict(group) for group in worker_groups]
-    if run_policy:
-        spec["runPolicy"] = dict(run_policy)
+        spec["workerGroups"] = list(worker_groups)
     return load_job(collector_job("counting", spec))
 
 

@@ -3,63 +3,53 @@
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 
 from cormorant_testing.chaos.judge import Finding, Judge
-from cormorant_testing.chaos.witness import STEP, WitnessEnv
+from cormorant_testing.chaos.witness import ENTRYPOINT, STEP
+from cormorant_testing.collecting import make_job
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.launch import make_collector
 
-VERSION = 3
-
-
-def played(env: WitnessEnv, obs: Any, steps: int, traj: int) -> tuple[dict[str, Any], Any]:
-    """A batch `[1, T]` of one environment, without an end, and what follows it."""
-    actions = np.array([[VERSION, step] for step in range(steps)], np.float32)
-    reached, rewards, terminated, truncated, _ = zip(*map(env.step, actions), strict=True)
-    assert not any(terminated + truncated), "choose fewer steps"
-    following = {name: np.zeros((1, steps, 1), bool) for name in ("done", "terminated", "truncated")}
-    batch = {
-        "observation": np.array([[obs, *reached[:-1]]]),
-        "action": actions[None],
-        "next": {
-            "observation": np.array([reached]), "reward": np.array(rewards, np.float32)[None, :, None], **following,
-        },
-        "collector": {"traj_ids": np.full((1, steps), traj), "policy_version": np.full((1, steps), VERSION)},
-    }  # fmt: skip
-    return batch, reached[-1]
+WITNESS = {"entrypoint": ENTRYPOINT, "vectorization": "inline", "numEnvs": 2, "kwargs": {"saveable": True, "step_s": 0}}
+JOB = make_job(env={"gymnasium": WITNESS}, policy="versioned")
+IDS = ("collector", "traj_ids")
 
 
-def begun() -> tuple[WitnessEnv, Any]:
-    """An environment whose first episode takes 9 steps."""
-    env = WitnessEnv()
-    return env, env.reset(seed=5)[0]
+def begun() -> Collector:
+    """Its environments are in the middle of an episode."""
+    collector = make_collector(JOB)
+    while collector.collect(num_steps=2)["next", "done"].any():
+        pass
+    return collector
 
 
 def test_an_id_that_stands_for_two_futures_is_found() -> None:
-    judge, (env, obs) = Judge(may_miss=True), begun()
-    (other := WitnessEnv()).set_state(env.get_state())
-    judge.take(played(env, obs, 2, 5)[0])
-    judge.take(played(other, obs, 2, 5)[0])
-    with pytest.raises(Finding, match="trajectory 5 was delivered twice at one step"):
+    judge, first, second = Judge(may_miss=True), begun(), make_collector(JOB)
+    second.restore(first.state())
+    for collector in (first, second):
+        judge.take(collector.collect(num_steps=2))
+    with pytest.raises(Finding, match="was delivered twice at one step"):
         judge.finish()
 
 
 def test_a_stream_that_begins_twice_is_found() -> None:
     judge = Judge()
-    for traj in (5, 6):
-        env, obs = begun()
-        judge.take(played(env, obs, 2, traj)[0])
-    with pytest.raises(Finding, match="seed 5 began 2 times"):
+    for number in (0, 1000):
+        batch = make_collector(JOB).collect(num_steps=2)
+        batch[IDS] += number
+        judge.take(batch)
+    with pytest.raises(Finding, match="began 2 times: 2 streams come twice"):
         judge.finish()
 
 
 def test_frames_that_are_missing_are_found_unless_they_may_be() -> None:
-    judge, (env, obs) = Judge(), begun()
-    for part in range(3):
-        batch, obs = played(env, obs, 1, 5)
-        if part != 1:
+    judge, collector = Judge(), make_collector(JOB)
+    for part in range(20):
+        batch = collector.collect(num_steps=2)
+        if part % 5:
             judge.take(batch)
-    with pytest.raises(Finding, match="trajectory 5 misses frames"):
+    with pytest.raises(Finding, match="misses frames"):
         judge.finish()
     judge.may_miss = True
     judge.finish()
@@ -68,14 +58,13 @@ def test_frames_that_are_missing_are_found_unless_they_may_be() -> None:
 @pytest.mark.parametrize(
     ("break_it", "words"),
     [
-        (lambda batch: batch["next"]["reward"].__iadd__(1), "reward of frame 0"),
-        (lambda batch: batch["collector"]["policy_version"].__iadd__(1), "acting version of frame 0"),
-        (lambda batch: batch["observation"][..., STEP].__iadd__(1), "next observation of frame 0"),
+        (lambda batch: batch["next", "reward"].add_(1), "reward of frame 0"),
+        (lambda batch: batch["collector", "policy_version"].add_(1), "acting version of frame 0"),
+        (lambda batch: batch["observation"][..., STEP].add_(1), "next observation of frame 0"),
     ],
 )
 def test_a_wrong_value_is_found_at_once(break_it: Callable[[Any], object], words: str) -> None:
-    env, obs = begun()
-    batch, _ = played(env, obs, 2, 5)
+    batch = begun().collect(num_steps=2)
     break_it(batch)
     with pytest.raises(Finding, match=words):
         Judge().take(batch)

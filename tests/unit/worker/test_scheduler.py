@@ -356,44 +356,35 @@ def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | No
     assert len(hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0}, ahead_of_consumer=ahead)) == expected
 
 
-@pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
-def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted: int) -> None:
-    schedule = make_schedule("async", total=5, bound=0)
-    deliveries = queue_of(schedule, has_dataset=has_dataset)
-    (grant,) = hand_out(schedule, {("cpu", 0): 0})
-    land(deliveries, grant, version=3)
-    assert schedule.accepted_frames == 5
-    assert deliveries.take(min_version=4) is None
-    assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
-    assert deliveries.blocks.room == 3
-
-
-@pytest.mark.parametrize(("versions", "is_taken"), [((-1, 3), False), ((-1, 4), True), ((-1, -1), True)])
-def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("versions", "has_dataset", "dropped"),
+    # Random frames do not hide stale ones; stored ones count, though nobody takes them.
+    [((3, 3), False, 10), ((3, 3), True, 10), ((-1, 3), False, 10), ((-1, 4), False, 0), ((-1, -1), False, 0)],
+)
+def test_stale_frames_are_recollected_unless_stored(versions: Any, has_dataset: bool, dropped: int) -> None:
     schedule = make_schedule(total=10, bound=0)
-    deliveries = queue_of(schedule)
+    deliveries = queue_of(schedule, has_dataset=has_dataset)
     grants = hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0})
     for grant, version in zip(grants, versions, strict=True):
         land(deliveries, grant, version=version)
-    assert (deliveries.take(min_version=4) is not None) is is_taken
-    assert deliveries.dropped == ({} if is_taken else {"stale": 10})
+    assert schedule.accepted_frames == 10
+    assert (deliveries.take(min_version=4) is None) == bool(dropped)
+    assert deliveries.dropped == ({"stale": dropped} if dropped else {})
+    assert schedule.accepted_frames == (10 if has_dataset else 10 - dropped)
+    assert deliveries.blocks.room == (3 if dropped else 1)
 
 
 @pytest.mark.parametrize(("batches", "limit", "expected"), [(10, 3, 3), (10, 20, 8), (2, 5, 1)])
 def test_four_fifths_of_the_object_store_are_lent_at_most(batches: int, limit: int, expected: int) -> None:
-    blocks = RayBlockPool(LAYOUT, limit, store_bytes=batches * LAYOUT.size_bytes)
-    assert (blocks.limit, blocks.room) == (expected, expected)
-
-
-def test_a_store_without_room_is_refused_with_figures() -> None:
     size = LAYOUT.size_bytes
+    blocks = RayBlockPool(LAYOUT, limit, store_bytes=batches * size)
+    assert (blocks.limit, blocks.room) == (expected, expected)
+    with pytest.raises(FleetError, match=f"and {expected + 9} of them must fit into 80%"):
+        blocks.resize(expected + 9, at_least=expected + 9)
+    assert blocks.limit == expected
     words = f"store has {size:,} bytes on a node, a batch takes up to {size:,} and 1 of them must fit into 80%"
     with pytest.raises(FleetError, match=words):
-        RayBlockPool(LAYOUT, 3, store_bytes=size)
-    blocks = RayBlockPool(LAYOUT, 3, store_bytes=4 * size)
-    with pytest.raises(FleetError, match="and 4 of them must fit into 80%"):
-        blocks.resize(4, at_least=4)
-    assert blocks.limit == 3
+        RayBlockPool(LAYOUT, limit, store_bytes=size)
 
 
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:

@@ -4,6 +4,7 @@ head.
 
 import gc
 import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 
 from cormorant_contract.tensor_file import make_header
 from cormorant_testing.collecting import make_collector
+from cormorant_testing.scripts import Repeated
 from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import MalformedWeights, StaleWeights, WeightsError, WeightsMismatch
 from cormorant_worker.normalize import RunningMoments, Statistics
@@ -98,29 +100,21 @@ def test_who_waits_for_an_offer_sees_it_come() -> None:
 
 
 def test_paused_is_true_even_after_a_short_resume() -> None:
-    gate = PauseGate()
-    steps = 0
-    done = threading.Event()
+    gate, steps = PauseGate(), list[None]()
 
     def step() -> None:
-        nonlocal steps
-        while not done.is_set():
-            if gate.is_closed:
-                gate.wait_while_paused()
-            steps += 1
+        if gate.is_closed:
+            gate.wait_while_paused()
+        steps.append(None)
 
-    thread = threading.Thread(target=step)
-    thread.start()
-    for _ in range(300):
-        gate.pause()
-        assert gate.wait_until_paused(10)
-        before = steps
-        threading.Event().wait(0.0005)
-        assert steps == before
-        gate.resume()
-    done.set()
-    gate.resume()
-    thread.join()
+    with Repeated(step, every_s=0):
+        for _ in range(300):
+            gate.pause()
+            assert gate.wait_until_paused(10)
+            before = len(steps)
+            time.sleep(0.0005)
+            assert len(steps) == before
+            gate.resume()
     assert not gate.is_closed
     assert not gate.wait_until_paused(0)
 
@@ -246,9 +240,10 @@ def test_the_header_alone_tells_what_does_not_fit() -> None:
         verify(WeightsBlob.of({"policy": many}).specs, specs)
 
 
-def keep(kept: CachedWeights, version: int, *models: str, text: str = "") -> None:
+def keep(kept: CachedWeights, version: int, *models: str, text: str = "", statistics: Statistics | None = None) -> None:
     data = memoryview((text or f"bytes of {version}").encode())
-    kept.keep(Offer(version=PolicyVersion(version), default_model=models[0], models=models), data)
+    offer = Offer(version=PolicyVersion(version), default_model=models[0], models=models, statistics=statistics)
+    kept.keep(offer, data)
 
 
 def read(kept: CachedWeights) -> list[tuple[int, str, str]]:
@@ -256,35 +251,23 @@ def read(kept: CachedWeights) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
-def test_the_newest_publish_outlives_the_actor(tmp_path: Path, is_stuck: bool) -> None:
+def test_the_newest_publish_of_each_model_outlives_the_actor(tmp_path: Path, is_stuck: bool) -> None:
     kept, old = CachedWeights(tmp_path / "kept"), tmp_path / "kept" / "3.weights"
     assert (kept.version, read(kept)) == (0, [])
-    keep(kept, 3, "policy")
+    statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
+    keep(kept, 1, "policy", "critic", statistics=statistics)
+    keep(kept, 3, "critic")
     if is_stuck:  # it cannot be dropped
         old.unlink()
         old.mkdir()
-    keep(kept, 12, "policy")
+    keep(kept, 12, "critic")
+    keep(kept, 12, "critic", text="as a new head put it together")
     for one in (kept, CachedWeights(tmp_path / "kept")):
-        assert (one.version, read(one)) == (12, [(12, "policy", "bytes of 12")])
+        assert (one.version, read(one)) == (12, [(1, "policy", "bytes of 1"), (12, "critic", "bytes of 12")])
     assert old.exists() == is_stuck
-
-
-def test_statistics_are_kept_with_the_weights_that_act_with_them(tmp_path: Path) -> None:
-    statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
-    offer = Offer(version=PolicyVersion(4), default_model="policy", models=("policy",), statistics=statistics)
-    CachedWeights(tmp_path).keep(offer, memoryview(b"bytes"))
-    ((found, _),) = read_cached(CachedWeights(tmp_path).read())
-    assert found.statistics is not None
-    assert found.statistics.document() == statistics.document()
-
-
-def test_of_several_models_the_newest_of_each_is_kept_as_it_was_published(tmp_path: Path) -> None:
-    kept = CachedWeights(tmp_path)
-    keep(kept, 1, "policy", "critic")
-    keep(kept, 2, "critic")
-    keep(kept, 9, "critic")
-    keep(kept, 9, "critic", text="as a new head put it together")
-    assert read(kept) == [(1, "policy", "bytes of 1"), (9, "critic", "bytes of 9")]
+    ((first, _), _) = read_cached(kept.read())
+    assert first.statistics is not None
+    assert first.statistics.document() == statistics.document()
 
 
 @pytest.mark.parametrize("below", ["", "file"])
