@@ -26,7 +26,9 @@ ROOT = Path(__file__).resolve().parents[3]
 Surface = dict[str, str]
 _WORDS = {"description", "summary", "title", "example", "examples", "message", "messageExpression", "help"}
 _NAME = re.compile(r"(CORMORANT_[A-Z_]+|RAY_[A-Z_a-z]+|POD_IP|([a-z-]+\.)*cormorant\.dev(/[A-Za-z0-9_./-]+)?)")
-_VOLATILE = re.compile(r"time|date|second|stamp|uuid|host|pid|token|digest|sha256|etag|version|_at$|^run$|python", re.I)
+_VOLATILE = re.compile(
+    r"time|date|since|second|stamp|uuid|host|pid|token|digest|sha256|etag|version|_at$|^run$|python", re.I
+)
 _JOB = """\
 apiVersion: cormorant.dev/v1alpha1
 kind: CollectorJob
@@ -64,14 +66,6 @@ def shape(value: Any, name: str = "") -> Any:
     if isinstance(value, str) and value.startswith("{"):
         return shape(json.loads(value), name)
     return type(value).__name__ if _VOLATILE.search(name) else value
-
-
-def crd() -> Surface:
-    return dict(flat(yaml.safe_load(_cormorant("crd"))))
-
-
-def openapi() -> Surface:
-    return dict(flat(json.loads(_cormorant("openapi"))))
 
 
 def metrics() -> Surface:
@@ -162,25 +156,32 @@ def _cormorant(*words: str, cwd: Path = ROOT) -> str:
     return done.stdout
 
 
-def dump(tree: Path) -> dict[str, Surface]:
+def dump(tree: Path) -> Iterator[str]:
+    """Lines; those of one tree are the same each time."""
     with tempfile.TemporaryDirectory() as folder:
-        on_disk = files(Path(folder))
-    return {"crd": crd(), "metrics": metrics(), "openapi": openapi(), "names": names(tree), "files": on_disk}
+        surfaces = {
+            "crd": dict(flat(yaml.safe_load(_cormorant("crd")))),
+            "metrics": metrics(),
+            "openapi": dict(flat(json.loads(_cormorant("openapi")))),
+            "names": names(tree),
+            "files": files(Path(folder)),
+        }
+    for surface, found in surfaces.items():
+        yield from (f"{surface}: {key} = {value}\n" for key, value in found.items())
 
 
 def dump_of(tree: Path) -> set[str]:
-    """The dump of a tree's own code, in a process of its own, as lines."""
+    """The dump of a tree's own code, in a process of its own."""
     rooms = [*(str(tree / room) for room in ("api", "worker", "operator")), str(ROOT / "tests/support")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(rooms)}
     command = [sys.executable, __file__, "--dump", str(tree)]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
-    dumped: dict[str, Surface] = json.loads(done.stdout)
-    return {f"{surface}: {key} = {value}" for surface, found in dumped.items() for key, value in found.items()}
+    dumped = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return set(dumped.splitlines(keepends=True))
 
 
 def main(arguments: list[str]) -> int:
     if arguments[:1] == ["--dump"]:
-        sys.stdout.write(json.dumps(dump(Path(arguments[1]))))
+        sys.stdout.writelines(dump(Path(arguments[1])))
         return 0
     if len(arguments) != 1:
         raise SystemExit("which revision is the base? make wire BASE=REVISION")
@@ -193,7 +194,7 @@ def main(arguments: list[str]) -> int:
             subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
     now = dump_of(ROOT)
     differences = [f"- {line}" for line in base - now] + [f"+ {line}" for line in now - base]
-    sys.stdout.write("".join(f"{line}\n" for line in sorted(differences, key=lambda line: line[2:])))
+    sys.stdout.writelines(sorted(differences, key=lambda line: line[2:]))
     return int(not base <= now)
 
 

@@ -69,21 +69,12 @@ def sampled(*samples: tuple[float, FleetStats]) -> RateWindow:
     return rates
 
 
-def test_worker_rates_need_workers_in_some_samples_only() -> None:
-    def stats(now: int) -> FleetStats:
-        return make_stats(stepped_frames=100 * now, workers=(worker(50 * now),) if now % 4 == 0 else ())
-
-    rates = sampled(*((now, stats(now)) for now in range(9)))
-    assert (rates.rate(), rates.rate_of("cpu-0", 0)) == (100.0, 50.0)
-
-
 def test_rates_cover_the_last_ten_seconds() -> None:
-    def stats(n: int) -> FleetStats:
-        return make_stats(
-            stepped_frames=n, workers=(worker(n),), inference={"act": {"rows": 2.0 * n, "act_s": n / 400}}
-        )
+    def stats(n: int, *workers: WorkerStats) -> FleetStats:
+        return make_stats(stepped_frames=n, workers=workers, inference={"act": {"rows": 2.0 * n, "act_s": n / 400}})
 
-    rates = sampled(*((now, stats(n)) for now, n in ((0, 0), (20, 1000), (30, 1500))))
+    counted = [(now, stats(n, worker(n))) for now, n in ((0, 0), (20, 2000), (30, 2500))]
+    rates = sampled(*counted, (30, stats(2500)))  # workers are in some samples only
     assert (rates.rate(), rates.rate_of("cpu-0", 0)) == (50.0, 50.0)
     found = [rates.rate(key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
     assert found == [100.0, 0.125, 0.0, 0.0]

@@ -35,24 +35,13 @@ from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 
 def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:
     """Blocks that one collector fills one after another; quotas are frames of each environment."""
-    rows = max(max(quota) for quota in quotas)
     seeds = WorkerPlace(seed=SEEDS.seed, index=index)
     with make_collector(num_envs=len(quotas[0]), seeds=seeds, **options) as collector:
-        found = []
-        block = Block(collector.layout(rows))
-        for quota in quotas:
+        layout = collector.layout(max(max(quota) for quota in quotas))
+        blocks = [Block(layout, bytearray(b"\1" * layout.size_bytes)) for _ in quotas]  # used before
+        for block, quota in zip(blocks, quotas, strict=True):
             collector.fill_columns(block, np.array(quota))
-            kept = Block(block.layout, bytearray(memory_of(block)))
-            kept.num_rows, kept.num_ends = block.num_rows, block.num_ends
-            found.append(kept)
-    return found
-
-
-def memory_of(block: Block) -> bytes:
-    base = block.observation[0]
-    while base.base is not None and isinstance(base.base, np.ndarray):
-        base = base.base
-    return base.tobytes()
+        return blocks
 
 
 def lent(*blocks: Block, mode: str = "async", **options: Any) -> tuple[Loan, bytes]:
