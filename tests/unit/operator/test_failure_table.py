@@ -176,11 +176,14 @@ def test_head_that_fails_too_often_fails_the_job() -> None:
 @pytest.mark.parametrize("happens", [World.evict, World.lose, World.vanish])
 def test_evicted_lost_or_vanished_head_is_followed_uncounted(happens: Callable[[World, str], None]) -> None:
     world = running(runPolicy={"maxHeadRestarts": 0})
+    old = world.head
     happens(world, "pong-head-1")
     world.settle()
     assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
     if happens is World.lose:
         assert world.pods["pong-head-1"].is_terminating
+        world.record().pod_index.put(old)  # its node comes back
+        assert [action.name for action in of_kind(world.plan().actions, Delete)] == ["pong-head-1"]
 
 
 def test_deleted_head_that_ran_may_count_its_last_frames() -> None:

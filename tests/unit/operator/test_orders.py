@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.decide.plan import ApplyChild, CreatePod, Delete, DeleteJob, DrainHead, SetDesired
+from cormorant_operator.decide.plan import CreatePod, Delete, DeleteJob, DrainHead, SetDesired
 from cormorant_operator.decide.view import autoscaled
 from cormorant_operator.job_state import HeadAnswer, JobState, Waits
 from cormorant_operator.pods import Obstacle
@@ -176,52 +176,35 @@ def test_change_takes_away_a_number_or_a_share_of_workers(limit: object, going: 
 
 
 def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
-    def budgets() -> list[str]:
-        return sorted(name for kind, name in world.children if kind == "PodDisruptionBudget")
+    def budgets() -> dict[str, Any]:
+        return {name: raw["spec"] for (kind, name), raw in world.api.stored.items() if kind == "PodDisruptionBudget"}
+
+    def budget(role: str, least: int) -> dict[str, Any]:
+        labels = {"cormorant.dev/job-uid": world.job.uid, "cormorant.dev/role": role}
+        selector = {"matchLabels": labels}
+        return {"minAvailable": least, "selector": selector, "unhealthyPodEvictionPolicy": "AlwaysAllow"}
 
     world = running()
-    assert budgets() == ["pong-head"]
+    assert budgets() == {"pong-head": budget("head", 1)}
     world.edit(runPolicy={"disruptionBudget": "All", "maxUnavailable": "50%"}, replicas=4)
     world.run()
-    assert budgets() == ["pong-head", "pong-worker"]
-    applied = {
-        order.manifest["metadata"]["name"]: order.manifest["spec"]
-        for order in of_kind(world.done, ApplyChild)
-        if order.manifest["kind"] == "PodDisruptionBudget"
-    }
-    for role, least in (("head", 1), ("worker", 2)):
-        assert applied[f"pong-{role}"] == {
-            "minAvailable": least,
-            "selector": {"matchLabels": {"cormorant.dev/job-uid": world.job.uid, "cormorant.dev/role": role}},
-            "unhealthyPodEvictionPolicy": "AlwaysAllow",
-        }
+    assert budgets() == {"pong-head": budget("head", 1), "pong-worker": budget("worker", 2)}
     world.apply(runPolicy={"disruptionBudget": "None"})
-    assert (budgets(), len(world.live())) == ([], 4)
+    assert (budgets(), len(world.live())) == ({}, 4)
 
 
 # -- sizes of groups that follow who waits for whom, and what finds a node ---------------------------------------
 
 
-def waits_of(size: int, *, consumer_s: float, idle_s: float, worker_s: float) -> Waits:
+def waits_of(size: int, consumer_s: float, idle_s: float, worker_s: float) -> Waits:
     return Waits(consumer_s=consumer_s, idle_s={"cpu": idle_s}, worker_s={"cpu": worker_s}, sizes={"cpu": size})
 
 
 def observed(seconds: float, *, size: int, consumer: float, idle: float) -> list[tuple[datetime, Waits]]:
     """A period in which learners waited for a share of the time, and workers were idle for one."""
-    return [
-        (
-            BEGIN + timedelta(seconds=s),
-            waits_of(size, consumer_s=consumer * s, idle_s=idle * size * s, worker_s=size * s),
-        )
-        for s in (0.0, seconds)
-    ]
-
-
-LEARNERS_WAIT = observed(30, size=2, consumer=0.5, idle=0.0)
-
-
-def idle(size: int) -> list[tuple[datetime, Waits]]:
-    return observed(120, size=size, consumer=0.0, idle=0.6)
+    worker_s = size * seconds
+    last = waits_of(size, consumer * seconds, idle * worker_s, worker_s)
+    return [(BEGIN, waits_of(size, 0.0, 0.0, 0.0)), (BEGIN + timedelta(seconds=seconds), last)]
 
 
 class Job:
@@ -243,9 +226,8 @@ class Job:
             self._worker_s += 15.0 * self.ready
             self._idle_s += 15.0 * max(0.0, self.ready - now_wanted)
             self.now += timedelta(seconds=15)
-            waits = None
-            if self.ready == self.size:
-                waits = waits_of(self.size, consumer_s=self._consumer_s, idle_s=self._idle_s, worker_s=self._worker_s)
+            is_measured = self.ready == self.size
+            waits = waits_of(self.size, self._consumer_s, self._idle_s, self._worker_s) if is_measured else None
             answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, waits=waits)
             self.state.record_answer(answer, at=self.now, max_gap_s=60)
             # Pods take a look's time to start or to end.
@@ -312,7 +294,7 @@ def test_pods_follow() -> None:
     group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}
     world = World(workerGroups=[group], replicas=2)
     world.run()
-    world.known.waits = LEARNERS_WAIT
+    world.known.waits = observed(30, size=2, consumer=0.5, idle=0.0)
     world.settle()
     # Once: what was measured with 2 workers says nothing of 4.
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
@@ -324,7 +306,7 @@ def test_pods_follow() -> None:
     world.run()
     assert len(world.live()) == 4, "another operator keeps the size"
     world.say(world.head, sizes={"cpu": 4})
-    world.known.waits, world.known.is_silent = idle(4), True
+    world.known.waits, world.known.is_silent = observed(120, size=4, consumer=0.0, idle=0.6), True
     world.settle()
     assert len(world.live()) == 4, "a silent head changes nothing"
     world.known.is_silent = False
