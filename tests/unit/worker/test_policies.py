@@ -302,13 +302,12 @@ def test_lstm_states_are_carried_reset_and_replayed_bit_by_bit() -> None:
         batch = collector.collect(num_steps=21)
         states = states or {key: batch[key][:, 0] for key in STATES}
         for t in range(batch.shape[1]):
-            # What a step begins with: what the last one left, or zero after an end.
-            states = {key: torch.where(batch["is_init"][:, t], 0.0, state) for key, state in states.items()}
             given = {"observation": batch["observation"][:, t], "is_init": batch["is_init"][:, t], **states}
             with torch.inference_mode():
                 out = collector.actor.models.acting(TensorDict(given, batch_size=[3]))
             for key in STATES:
-                assert torch.equal(batch[key][:, t], states[key])
+                # What the last step left, or zero after an end.
+                assert torch.equal(batch[key][:, t], torch.where(batch["is_init"][:, t], 0.0, states[key]))
                 assert torch.equal(batch["next", key][:, t], out["next", key])
             states = {key: out["next", key].clone() for key in STATES}
 
