@@ -230,7 +230,7 @@ def test_workers_fill_the_slots_that_are_asked_for(tmp_path: Path) -> None:
         assert "empty_slots names cpu and groups does not" in nameless.body.decode()
 
 
-def test_head_that_finds_no_weights_collects_after_a_while_and_says_so(tmp_path: Path) -> None:
+def test_head_goes_on_where_told_and_says_it_finds_no_weights(tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=4)
     stands = {"epoch": 3, "floor_frames": 1000, "published_version": 7}
     with serve(job, directory=tmp_path, weights_within_s=0.5, **stands) as served:

@@ -139,7 +139,7 @@ def test_operator_understands_its_arguments(values: tuple[str, ...], tmp_path: P
     key = tmp_path / "key"
     key.write_text("0123456789abcdef" * 4)
     (container,) = pod_template(render(*values))["spec"]["containers"]
-    settings = read_settings([*container["args"], f"--key-file={key}"])
+    settings = read_settings([flag.replace("/etc/cormorant/key/key", str(key)) for flag in container["args"]])
     assert (settings.lease, settings.probe_port) == (("ops", "cormorant"), 8080)
     assert container["command"] == ["python", "-m", "cormorant_operator"]
 

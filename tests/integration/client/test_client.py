@@ -132,8 +132,6 @@ def test_a_wrong_token_is_told(served: Served, token: str | None, words: str, mo
     with connect(served.server.url, token=token) as stranger:
         with pytest.raises(Unauthenticated, match=words):
             stranger.status()
-        with pytest.raises(Unauthenticated):  # answered before the whole body was read
-            stranger.publish({"w": torch.zeros(4_000_000)}, version=1)
         for _ in range(2):
             with pytest.raises(Unauthenticated):
                 stranger.next_batch(timeout=30)

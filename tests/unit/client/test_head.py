@@ -202,6 +202,22 @@ def test_weights_that_nobody_took_are_an_error() -> None:
         assert head.heard[-1].headers["prefer"] == "wait=0.1"
 
 
+def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
+    body = problem(401, "unauthenticated").body
+
+    def refuse() -> None:
+        for _ in range(2):  # it looks for a data port first
+            with server.accept()[0] as stream:
+                stream.recv(1)
+                stream.sendall(b"HTTP/1.1 401 no\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        pool.submit(refuse)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with connect(url, reconnect_s=0) as client, pytest.raises(errors.Unauthenticated):
+            client.publish({"w": np.zeros(4_000_000)}, version=1)
+
+
 def serving(**status: object):  # type: ignore[no-untyped-def]
     """Answers of a port with this status, and the weights of version 5."""
     weights = Say(body=safetensors.numpy.save({"w": np.ones(2)}), headers={"Cormorant-Policy-Version": "5"})
@@ -410,14 +426,14 @@ async def test_a_batch_that_nobody_saw_is_released_at_the_end() -> None:
 async def test_a_block_awaits_acknowledgements_of_all_iterations_and_close_does_not(is_patient: bool) -> None:
     may_end, ended = threading.Event(), list[bool]()
     client = AsyncClient("http://127.0.0.1:9", reconnect_s=0)
-    batches: Any = SimpleNamespace(close=print, __exit__=lambda *_: ended.append(may_end.wait(30)))
-    for _ in range(2):
+    for seconds in (30, 0):
+        batches: Any = SimpleNamespace(close=print, __exit__=lambda *_, s=seconds: ended.append(may_end.wait(s)))
         client._stream = AsyncBatches(batches, client._call)
         client.streaming_split(1)
     if is_patient:
         asyncio.get_running_loop().call_later(0.3, may_end.set)
     await (client.__aexit__(None) if is_patient else client.close())
-    assert ended == [True, True] * is_patient
+    assert ended == [False, *[True] * is_patient]
     may_end.set()
 
 

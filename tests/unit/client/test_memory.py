@@ -119,17 +119,18 @@ def test_memory_is_held_until_the_batch_is_acknowledged(memories: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    ("batch", "part", "is_ours"),
+    ("lent_s_ago", "part", "is_ours"),
     [
-        ({}, {"size_bytes": len(FILE) + 1}, True),
-        ({}, {"path": f"/proc/{os.getpid()}/fd/999999"}, True),
-        ({}, {"path": f"/proc/{os.getppid()}/fd/0"}, True),
-        ({"lent_at": -61.0}, {}, False),
+        (0.0, {"size_bytes": len(FILE) + 1}, True),
+        (0.0, {"path": f"/proc/{os.getpid()}/fd/999999"}, True),
+        (0.0, {"path": f"/proc/{os.getppid()}/fd/0"}, True),
+        (61.0, {}, False),
     ],
     ids=["too long", "gone", "of another process", "went to another consumer"],
 )
-def test_memory_that_cannot_be_had_is_let_go(memories: list[int], batch: Told, part: Told, is_ours: bool) -> None:
-    told = lend(memories) | batch
+def test_memory_that_cannot_be_had_is_let_go(memories: list[int], lent_s_ago: float, part: Told, is_ours: bool) -> None:
+    told = lend(memories)
+    told["lent_at"] -= lent_s_ago
     told["parts"][1] |= part
     with borrowing(told) as (batches, head):
         assert not next(batches).is_shared  # the same, as bytes

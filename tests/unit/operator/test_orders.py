@@ -279,7 +279,7 @@ def test_evidence_is_of_one_head_and_one_size(
     gap_s: float, before: dict[str, Any], after: dict[str, Any], *, is_known: bool
 ) -> None:
     state, later = JobState(), BEGIN + timedelta(seconds=60 + gap_s)
-    for at, said in ((BEGIN, before), (BEGIN + timedelta(seconds=60), before), (later, after)):
+    for at, said in ((BEGIN, {}), (BEGIN + timedelta(seconds=60), before), (later, after)):
         state.is_silent = state.is_token_refused = True
         (_, (_, waits)) = observed(1, size=said.get("size", 2), consumer=1.0, idle=0.0)
         uid = said.get("pod_uid", "head-1")
