@@ -221,7 +221,9 @@ def test_what_cannot_run_is_refused(
     monkeypatch.chdir(write(**spec).parent)
     Path("nets.py").write_text("def make_net(observation_space, action_space, width=8): ...\n")
     assert entry.run(["run", "job.yaml", *options]) == 2
-    assert sentence in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == "" or "--device" in sentence, "before workers start, which look for their device themselves"
 
 
 def test_bad_input_of_an_evaluation_gets_a_sentence(

@@ -165,15 +165,17 @@ def test_the_python_of_the_how_to_runs(
 ) -> None:
     (block,) = blocks("docs/how-to/evaluate.md", "python")
     (tmp_path / "job.yaml").write_text((ROOT / "examples/cartpole-ppo.yaml").read_text())
+    torch.manual_seed(11)
     with make_collector(CARTPOLE) as collector:
-        weights = mlp(*collector.spaces).state_dict()
+        weights = {name: 3 * torch.randn_like(value) for name, value in mlp(*collector.spaces).state_dict().items()}
     save_file(weights, tmp_path / "policy.safetensors")
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "evaluate.md", "exec"), {"__name__": "page"})
     mean, returns = capsys.readouterr().out.splitlines()[-1].split(" ", 1)
     assert len(json.loads(returns)) == 100
-    table = evaluate("job.yaml", weights, episodes=7, seed=1, workers=1)
-    assert [row.total for row in table.episodes] == json.loads(returns)[:7]
+    tables = [evaluate("job.yaml", given, episodes=7, seed=1, workers=1) for given in (weights, None)]
+    found, without = ([row.total for row in table.episodes] for table in tables)
+    assert found == json.loads(returns)[:7] != without
     assert float(mean) == pytest.approx(sum(json.loads(returns)) / 100)
 
 

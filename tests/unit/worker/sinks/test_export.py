@@ -253,14 +253,16 @@ def columns_of(dice, found):
     for kind in ("observation", "action", "states"):
         for place, leaf in enumerate(getattr(dice.layout, kind)):
             values[".".join(leaf.key)] = [getattr(frames, kind)[place] for frames in found]
-    values |= {name: [getattr(frames, name) for frames in found] for name in ("reward", "traj_id", "terminated")}
+    for name in ("reward", "terminated", "truncated", "traj_id", "step", "policy_version"):
+        values[name] = [getattr(frames, name) for frames in found]
     return {name: np.concatenate(parts) for name, parts in values.items()}
 
 
 def lerobot_columns(dice, *found):
     """The same by LeRobot's names."""
     observation = "observation.image" if len(dice.layout.observation[0].shape) > 1 else "observation.state"
-    names = {"observation": observation, "reward": "next.reward", "terminated": "next.terminated"}
+    names = {"observation": observation, "step": "frame_index"}
+    names |= {name: f"next.{name}" for name in ("reward", "terminated", "truncated")}
     return {names.get(name, name): values for name, values in columns_of(dice, found).items()}
 
 
