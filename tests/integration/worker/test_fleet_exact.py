@@ -20,7 +20,7 @@ from cormorant_testing.fleets import balance, make_fleet, on_all_placements_slow
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.errors import ControlTimeout, FleetError, LastWorker
+from cormorant_worker.errors import ControlTimeout, FleetError, LastWorker, WeightsMismatch
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import WorkerFleet
@@ -82,6 +82,8 @@ def test_weights_act_whole_and_never_late(engine: str) -> None:
         for version, weights in ((1, {"policy": numbered(1), "critic": critic}), (5, {"policy": numbered(5)})):
             receipt = fleet.publish(weights, version=version, wait_s=20)
             assert (receipt.version, receipt.applied, receipt.waiting) == (version, actors, ())
+            with pytest.raises(WeightsMismatch, match="missing: policy/bias; nothing was applied"):
+                fleet.publish({"policy": {"number": numbered(9)["number"]}})
             # What was queued or under way is older; 2 queued, 2 held or landing, 2 workers with 2 tickets each.
             for _ in range(8):
                 checker.take(next(batches))

@@ -106,6 +106,7 @@ def test_what_an_environment_raises_is_raised_as_it_is() -> None:
 
 def test_steps_are_counted_where_trajectories_are_cut() -> None:
     given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 30, "max_frames_per_traj": 4}
+    given["policy_factory"] = lambda: None  # actions are random: so TorchRL's RandomPolicy is read
     first, again = (Collector(envs(lengths=9), **given) for _ in range(2))
     begun = first.next()
     again.load_state_dict(first.state_dict())  # in the middle of trajectories
