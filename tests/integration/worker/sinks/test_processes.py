@@ -37,6 +37,7 @@ def test_kill_9_at_any_moment_loses_at_most_the_open_shard(tmp_path, seed):
     for worker in workers:
         with worker:
             while not worker.text:
+                assert worker.process.poll() is None
                 time.sleep(0.001)
             time.sleep(dice.random() * 0.02)
         lines = [line for line in worker.text.splitlines(keepends=True) if line.endswith("\n")]
