@@ -149,7 +149,8 @@ def test_the_reference_library_reads_the_same_file() -> None:
     assert loaded.keys() == {f"0/{name}" for name in expected}
     for name, array in expected.items():
         np.testing.assert_array_equal(loaded[f"0/{name}"], array, strict=True)
-    assert loaded["0/next/reward"][3, 1] == 0, "what an earlier batch left behind"
+    padded = [array[-1, 1] for array in loaded.values() if array.shape[:2] in ((4, 2), (5, 2))]
+    assert (len(padded), np.any([array.any() for array in padded])) == (10, False), "what an earlier batch left behind"
 
 
 def test_nothing_is_copied_and_bulk_begins_at_round_offsets() -> None:

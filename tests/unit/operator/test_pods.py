@@ -206,6 +206,7 @@ POLICY = children.network_policy(make_job())
     ],
 )
 def test_child_is_compared_by_what_is_ours(child: Manifest, change: dict[str, Any], is_put_right: bool) -> None:
+    assert [owner["kind"] for owner in child["metadata"]["ownerReferences"]] == ["CollectorJob"], "it goes with its job"
     assert child is not SERVICE or child["spec"]["ipFamilyPolicy"] == "PreferDualStack"
     changed = {**child, "spec": {**child["spec"], **change}}
     assert (children.digest_of(changed) != children.digest_of(child)) == is_put_right
