@@ -246,7 +246,9 @@ def holding(asked: threading.Semaphore, hold: threading.Event) -> Callable[[Hear
     return answer
 
 
-def test_an_iteration_that_waits_is_ended(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_iteration_is_ended_and_fails_with_its_client(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("cormorant_client.head._SILENT_S", 0.0)
     asked, hold = threading.Semaphore(0), threading.Event()
     with ScriptedHead(holding(asked, hold)) as head, connect(head.url, timeout_s=600, reconnect_s=600) as client:
@@ -256,6 +258,10 @@ def test_an_iteration_that_waits_is_ended(caplog: pytest.LogCaptureFixture, monk
             batches.close()
         assert next(batches, None) is None
         hold.set()
+        batches = client.deliveries(prefetch=0)
+        client.close()
+        with pytest.raises(errors.ClientClosed):  # not as if the job had ended
+            next(batches)
     assert said_by_the_client(caplog) == [], "the head was not away"
 
 

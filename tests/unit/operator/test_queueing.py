@@ -382,7 +382,7 @@ def test_a_changed_template_ends_the_wait_for_a_backoff() -> None:
     "template",
     [{"schedulingGroup": {"podGroupName": "theirs"}}, {"priorityClassName": "high"}, {"schedulerName": "another"}],
 )
-def test_templates_that_exclude_a_gang_have_none(template: dict[str, Any]) -> None:
+def test_templates_exclude_a_gang_or_give_it_their_class(template: dict[str, Any]) -> None:
     head = {"template": {"spec": template}}
     world = made(head=head)
     assert (pod_groups(world), counts(world)) == ([], [])
