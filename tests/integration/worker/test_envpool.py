@@ -186,7 +186,7 @@ def test_a_disturbed_probe_is_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("one_cpu", [False, True])
-def test_many_cheap_envs_get_all_threads_only_if_timed(one_cpu: bool) -> None:
+def test_cheap_envs_get_all_threads_if_timed_and_cpus_stay(one_cpu: bool) -> None:
     # A vector step of one CartPole takes 20 us or more, and 1 us of it is the environment's.
     before = os.sched_getaffinity(0)
     num_threads, step_seconds = calibrate(CARTPOLE, num_envs=512, max_threads=2, one_cpu=one_cpu)

@@ -145,7 +145,7 @@ def test_classes_and_modules_are_evaluated_as_fleets_take_them(tmp_path: Path) -
         evaluate(CARTPOLE, env=count, episodes=1)
 
 
-def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
+def test_videos_are_of_the_tables_episodes_or_refused(tmp_path: Path) -> None:
     ffmpeg = pytest.importorskip("imageio_ffmpeg")
     environment = {"entrypoint": "cormorant_testing.envs:PicturedEnv", "kwargs": {"longest": 20}, "numEnvs": 2}
     job = job_of({"gymnasium": {**environment, "vectorization": "inline"}})

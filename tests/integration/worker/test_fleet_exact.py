@@ -158,7 +158,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
         assert slots.room == slots.limit
 
 
-def test_async_batch_has_its_oldest_and_newest_version() -> None:
+def test_async_envs_tell_versions_and_drain_frames_ahead() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
     job = make_job(
         env=env,

@@ -195,7 +195,7 @@ def test_a_head_gives_bfloat16_bit_for_bit(tmp_path: Path, memory: str) -> None:
         assert frames == 48
 
 
-def test_a_collector_of_this_process_gives_bfloat16() -> None:
+def test_a_collector_gives_bfloat16_and_refuses_unwritten_keys() -> None:
     with make_collector(bfloat16_job("logits", "hidden")) as collector:
         check_bits(collector.collect(num_steps=20))
     with make_collector(bfloat16_job()) as collector:

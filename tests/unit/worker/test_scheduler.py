@@ -322,6 +322,16 @@ def test_sync_shares_the_last_round_out_evenly() -> None:
     assert schedule.remaining_frames == 0
 
 
+def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
+    schedule = make_schedule(total=21)
+    deliveries = queue_of(schedule, capacity=4, blocks=4)
+    first, late, short = hand_out(schedule, {("cpu", 0): 0, ("cpu", 1): 0}, room=4)
+    for grant in (first, short, late):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
+        assert schedule.accepted_frames == 0
+        land(deliveries, grant)
+    assert [deliveries.take(min_version=None).number for _ in range(2)] == [0, 1]
+
+
 def test_a_replaced_worker_gets_the_rounds_it_missed_in_their_order() -> None:
     schedule = make_schedule()
     places = [("cpu", 0), ("cpu", 1)]
