@@ -147,8 +147,9 @@ def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) ->
 
 
 def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:
-    document = with_servers(make_job(num_envs=4, queue={"onFull": "drop_oldest"}), batchShapes=[8]).to_document()
+    document = with_servers(make_job(num_envs=4, queue={"onFull": "drop_oldest"})).to_document()
     document["spec"]["policy"]["compile"] = "auto"
+    document["spec"]["inference"] = {"batchShapes": [8]}
     with serve(load_job(document), directory=tmp_path) as served:
 
         def report() -> dict[str, float]:
