@@ -31,6 +31,9 @@ def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.until(lambda: running.scale()["replicas"] == 4, "an autoscaler sees four")
     selected = running.namespace.names("pods", running.scale()["selector"])
     assert selected == running.namespace.names("pods", "cormorant.dev/role=worker")
+    running.namespace("scale", "cjob/pong", "--replicas=1")
+    running.until(lambda: len(running.namespace.names("pods")) == 2, "one worker and a head")
+    running.until(lambda: running.status["elastic"]["replicas"] == 1, "the scale subresource knows")
 
 
 def test_what_others_change_is_restored(scene: Scene) -> None:
@@ -80,6 +83,19 @@ def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
         assert first not in owners.values()
     finally:
         running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+
+
+def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
+    kinds = ("pods", "services", "secrets", "configmaps")
+    with Kubelet(scene.namespace):
+        with scene.operator() as operator:
+            scene.submit()
+            scene.until_ready()
+            operator.kill()
+        assert all(scene.namespace.names(kind) for kind in kinds)
+        scene.namespace("delete", "cjob", "pong")
+        for kind in kinds:
+            scene.until(lambda kind=kind: scene.namespace.names(kind) == [], f"no {kind} are left")
 
 
 @pytest.mark.timeout(600)
