@@ -140,6 +140,9 @@ async def test_second_leader_waits_until_renewals_stop(leases: Leases) -> None:
     with pytest.raises(LeaseLost, match="now held by b"):
         await first.keep()
     assert (first.is_leading, second.is_leading) == (False, True)
+    first.is_leading = True  # it has not noticed yet
+    await first.release()
+    assert leases.stored["Lease", "operator"]["spec"]["holderIdentity"] == "b"
     await second.release()
     await asyncio.wait_for(first.acquire(), 1)
 
