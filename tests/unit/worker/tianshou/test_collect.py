@@ -380,7 +380,7 @@ def test_what_a_collector_cannot_have_is_refused(given: dict[str, Any], error: t
 
 def test_attributes_are_those_of_what_was_given() -> None:
     envs, buffer = [CountingEnv() for _ in range(3)], LatestBatch()
-    with Collector[CollectStats](step_mod_5, envs, buffer, exploration_noise=np.False_) as collector:
+    with Collector[CollectStats](step_mod_5, envs, buffer, exploration_noise=0) as collector:
         assert (collector.policy, collector.env, collector.buffer) == (step_mod_5, envs, buffer)
         assert (collector.env_num, collector.action_space, collector.is_closed) == (3, envs[0].action_space, False)
     assert collector.is_closed
