@@ -110,8 +110,8 @@ class GroupSizes:
             wanted = self.groups | dict(groups)
             if not any(wanted.values()):
                 raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
-            asked = {name: tuple(sorted(set(found))) for name, found in empty_slots.items() if found}
-            empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
+            asked = {name: tuple(sorted(set(indices))) for name, indices in empty_slots.items() if indices}
+            empty = {name: indices for name, indices in self._empty.items() if name not in groups} | asked
             slots = dict[str, tuple[int, ...]]()
             for name, size in wanted.items():
                 # The lowest free indices, because a size alone would keep a gap: 2 workers and slot 0 empty are (1, 2).

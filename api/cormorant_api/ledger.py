@@ -166,14 +166,14 @@ class Ledger:
         reads its memory. `oldest_version`: drop and count batches with frames of an older version. Random frames
         (version -1) are never too old.
         """
-        found: Entry | None = None
+        lent: Entry | None = None
         with self._releasing() as over:
             record = self._consumers.setdefault(consumer, ConsumerRecord())
             record.last_seen = datetime.now(UTC)
             self._consumers.move_to_end(consumer)
             if len(self._consumers) > MOST_CONSUMERS:
                 self._consumers.popitem(last=False)
-            while self._ready and found is None:
+            while self._ready and lent is None:
                 entry = self._entries[heapq.heappop(self._ready)]
                 if 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
@@ -187,8 +187,8 @@ class Ledger:
                 record.taken += 1
                 if entry.trace is not None:
                     entry.trace.lent()
-                found = replace(entry)
-        return found
+                lent = replace(entry)
+        return lent
 
     def sent(self, batch_id: str) -> None:
         """A response no longer reads the batch's memory."""
@@ -268,8 +268,10 @@ class Ledger:
         with self._lock:
             held = Counter(entry.consumer for entry in self._entries.values())
             return tuple(
-                Consumer(name=name, taken=found.taken, acked=found.acked, lent=held[name], last_seen_at=found.last_seen)
-                for name, found in sorted(self._consumers.items())
+                Consumer(
+                    name=name, taken=record.taken, acked=record.acked, lent=held[name], last_seen_at=record.last_seen
+                )
+                for name, record in sorted(self._consumers.items())
             )
 
     @contextmanager

@@ -47,10 +47,10 @@ class AsyncNotifier:
                 self._waiting.add(future)
             try:
                 # Look after registering, so that no notification is missed.
-                found = look()
+                result = look()
                 left = deadline - time.monotonic()
-                if found or left <= 0:
-                    return found
+                if result or left <= 0:
+                    return result
                 await asyncio.wait((future,), timeout=left)
             finally:
                 with self._lock:
@@ -94,8 +94,8 @@ class Ring(Generic[Item]):
             first = position - self.begin
             if first < 0:
                 return None
-            found = [self._items[i] for i in range(first, min(len(self._items), first + most))]
-            return found, position + len(found)
+            items = [self._items[i] for i in range(first, min(len(self._items), first + most))]
+            return items, position + len(items)
 
     def enter(self) -> None:
         """Admit a listener; 429 if there are too many."""

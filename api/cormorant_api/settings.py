@@ -94,17 +94,17 @@ def bound(host: str, port: int) -> socket.socket:
     """A socket on this port (0: any free one), for IPv4 too if the host is `::`. HeadFault if it is not available."""
     if (early := _early.pop((host, port), None)) is not None:
         return early
-    found = None
+    listening = None
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        found = socket.socket(family, socket.SOCK_STREAM)
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind((host, port))
+        listening = socket.socket(family, socket.SOCK_STREAM)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
     except OSError as error:
-        if found is not None:
-            found.close()
+        if listening is not None:
+            listening.close()
         raise HeadFault(
             f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port (batches and "
             "weights use the one after it)"
         ) from error
-    return found
+    return listening

@@ -90,8 +90,8 @@ def openapi() -> None:
 @app.command(rich_help_panel=_REFERENCE)
 def version() -> None:
     """Print the version of Cormorant."""
-    found = metadata.version("cormorant")
-    tell({"version": found}, f"cormorant {found}")
+    installed = metadata.version("cormorant")
+    tell({"version": installed}, f"cormorant {installed}")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -70,8 +70,8 @@ class Cluster:
     def objects(self, kind: str, *, namespace: str = "", labels: str = "") -> list[Raw]:
         """All objects of a kind with these labels, in one namespace or in all."""
         answer, _ = self._send("GET", api_path(kind, namespace), query={"labelSelector": labels})
-        found: list[Raw] = answer["items"]
-        return found
+        items: list[Raw] = answer["items"]
+        return items
 
     def apply(self, manifest: Raw) -> tuple[Raw, bool]:
         """Create or update an object by server-side apply. Returns it, and True if it is new. BadInput if the server
@@ -81,8 +81,8 @@ class Cluster:
         path = api_path(manifest["kind"], metadata["namespace"], metadata["name"])
         query = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         of_apply = "application/apply-patch+yaml"
-        found, status = self._send("PATCH", path, query=query, body=manifest, content_type=of_apply)
-        return found, status == 201
+        answer, status = self._send("PATCH", path, query=query, body=manifest, content_type=of_apply)
+        return answer, status == 201
 
     def patch(self, kind: str, name: str, body: Raw, *, namespace: str) -> Raw:
         """Merge a patch into an object."""
@@ -280,7 +280,7 @@ def _read_json(content: bytes) -> Raw:
 def condition(raw: Raw, kind: str) -> Raw:
     """One of an object's conditions; empty if it was never written."""
     conditions = (raw.get("status") or {}).get("conditions") or ()
-    return next((dict(found) for found in conditions if found.get("type") == kind), {})
+    return next((dict(condition) for condition in conditions if condition.get("type") == kind), {})
 
 
 def holds(job: Raw, kind: str) -> bool:

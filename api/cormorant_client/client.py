@@ -211,8 +211,8 @@ class Client(Fleet):
         """See `Fleet.spaces`; needs gymnasium."""
         from cormorant_contract.spaces import space_from_json
 
-        found = self._head.get(SpacesReport, "/v1/spaces")
-        return space_from_json(found.observation), space_from_json(found.action)
+        report = self._head.get(SpacesReport, "/v1/spaces")
+        return space_from_json(report.observation), space_from_json(report.action)
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -262,8 +262,8 @@ class Client(Fleet):
             NotFound: unknown model, nothing published yet, or the version is no longer retained.
         """
         reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
-        found = int(reply.headers.get(headers.POLICY_VERSION, "0"))
-        return PulledWeights(model, found, reply.body)
+        number = int(reply.headers.get(headers.POLICY_VERSION, "0"))
+        return PulledWeights(model, number, reply.body)
 
     def models(self) -> Models:
         """List the models with their newest versions."""

@@ -151,12 +151,12 @@ class Delivery:
 
         nested = self.numpy()
         shape = nested["next"]["done"].shape[:2]
-        found = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
+        batch = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
         if self.post_processing:
             from cormorant_postproc.steps import of_collection
 
-            found = of_collection(self.post_processing)(found)
-        return found.clone() if copy else found
+            batch = of_collection(self.post_processing)(batch)
+        return batch.clone() if copy else batch
 
     def ack(self) -> None:
         """Acknowledge the batch: the head will not deliver it again. Idempotent."""
@@ -293,8 +293,8 @@ def _listens(pid: int, ports: set[int]) -> bool:
     import psutil
 
     with suppress(psutil.Error):  # another user's process, or it ended
-        found = psutil.Process(pid).net_connections("tcp")
-        return any(one.status == psutil.CONN_LISTEN and one.laddr.port in ports for one in found)
+        connections = psutil.Process(pid).net_connections("tcp")
+        return any(one.status == psutil.CONN_LISTEN and one.laddr.port in ports for one in connections)
     return False
 
 
@@ -311,8 +311,8 @@ def array_at(data: memoryview, dtype: str, shape: tuple[int, ...], offset: int) 
         ValueError: the buffer ends before the array does.
     """
     count = int(np.prod(shape, dtype=np.int64))
-    found = np.frombuffer(data, NUMPY_BY_NAME[dtype], count=count, offset=offset).reshape(shape)
-    return found if found.flags.aligned else found.copy()
+    array = np.frombuffer(data, NUMPY_BY_NAME[dtype], count=count, offset=offset).reshape(shape)
+    return array if array.flags.aligned else array.copy()
 
 
 def _make_batch(metadata: Mapping[str, str], arrays: Arrays, **options: Any) -> Delivery:

@@ -97,7 +97,7 @@ class TensorMismatch(Refused, WeightsMismatch):
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem)
         lists = {what: getattr(problem, what) for what in _DIFFERENCES}
-        self.differences = {what: found.names for what, found in lists.items() if found is not None}
+        self.differences = {what: difference.names for what, difference in lists.items() if difference is not None}
 
 
 class NotFinite(Refused, NonfiniteWeights):

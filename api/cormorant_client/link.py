@@ -84,8 +84,8 @@ class LearnerLink:
                     continue
                 if batch is None:
                     return
-                found = batch["collector"]
-                acted = found["policy_version"][found["mask"]] if "mask" in found else found["policy_version"]
+                labels = batch["collector"]
+                acted = labels["policy_version"][labels["mask"]] if "mask" in labels else labels["policy_version"]
                 acted = acted[acted >= 0]
                 if acted.numel():
                     lag = (self.version - acted).clamp(min=0)

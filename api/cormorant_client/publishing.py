@@ -103,15 +103,15 @@ class Update(Receipt):
 
     @property
     def applied(self) -> tuple[str, ...]:
-        return tuple(found.worker for found in self.receipts if found.state == "applied")
+        return tuple(receipt.worker for receipt in self.receipts if receipt.state == "applied")
 
     @property
     def waiting(self) -> tuple[str, ...]:
-        return tuple(found.worker for found in self.receipts if found.state == "waiting")
+        return tuple(receipt.worker for receipt in self.receipts if receipt.state == "waiting")
 
     @property
     def refused(self) -> dict[str, str]:
-        return {found.worker: found.error for found in self.receipts if found.state == "refused"}
+        return {receipt.worker: receipt.error for receipt in self.receipts if receipt.state == "refused"}
 
     def refresh(self, *, wait_s: float = 0.0) -> "Update":
         """Ask for the current state; the head answers at once, or when the update ends within `wait_s`."""
@@ -183,18 +183,18 @@ class PulledWeights:
         """Torch tensors by name, for `module.load_state_dict`."""
         import torch
 
-        found: dict[str, torch.Tensor] = {}
+        state: dict[str, torch.Tensor] = {}
         for name, entry in self._file.tensors.items():
             dtype = getattr(torch, TORCH_NAMES[entry.dtype])
             if entry.begin == entry.end:
-                found[self._plain(name)] = torch.empty(entry.shape, dtype=dtype)
+                state[self._plain(name)] = torch.empty(entry.shape, dtype=dtype)
                 continue
             start = self._file.data_start + entry.begin
             piece = torch.frombuffer(self.data, dtype=torch.uint8, count=entry.end - entry.begin, offset=start)
             if start % dtype.itemsize:
                 piece = piece.clone()
-            found[self._plain(name)] = piece.view(dtype).reshape(entry.shape)
-        return found
+            state[self._plain(name)] = piece.view(dtype).reshape(entry.shape)
+        return state
 
     def _plain(self, name: str) -> str:
         return name.removeprefix(f"{self.model}/")

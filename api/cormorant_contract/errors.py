@@ -146,5 +146,5 @@ def needs(extra: str) -> Iterator[None]:
 def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "", cutoff: float = 0.6) -> str:
     """End of a sentence about an unknown name; `otherwise` if no known name resembles it, ignoring case."""
     folded = {candidate.lower(): candidate for candidate in known}
-    found = [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
-    return f"; did you mean {' or '.join(found)}?" if found else otherwise
+    matches = [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=cutoff)]
+    return f"; did you mean {' or '.join(matches)}?" if matches else otherwise

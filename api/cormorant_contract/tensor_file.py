@@ -172,12 +172,12 @@ def _load_json(text: bytes) -> dict[str, Any]:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    names: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in names:
             raise MalformedTensorFile(f'the header names "{key[:80]}" twice', offset=_LENGTH_BYTES)
-        found[key] = value
-    return found
+        names[key] = value
+    return names
 
 
 def _checked_entry(name: str, value: Any, room: int) -> TensorEntry:

@@ -29,21 +29,21 @@ def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> lis
     path = ([str(folder)] if folder is not None else []) + sys.path
     policy, env, block = job.spec.policy, job.spec.env, job.spec.env.block
     of_env: Location = ("spec", "env", block.kind)
-    found: list[tuple[Location, str]] = []
+    wrong: list[tuple[Location, str]] = []
     if block.registry == "gymnasium":
-        found.append(((*of_env, "id"), _unregistered(getattr(block, block.registered))))
-        found += [(("spec", "env", "variants"), _unregistered(variant.task_id)) for variant in env.variants or ()]
+        wrong.append(((*of_env, "id"), _unregistered(getattr(block, block.registered))))
+        wrong += [(("spec", "env", "variants"), _unregistered(variant.task_id)) for variant in env.variants or ()]
     policies: dict[Location, Policy | AgentPolicy] = {(): policy}
     policies |= {("agents", group): one for group, one in (policy.agents or {}).items()}
     for location, one in policies.items():
         sentence = _trouble(one.entrypoint, one.kwargs, path, num_positional=2)  # the spaces
-        found.append((("spec", "policy", *location, "entrypoint"), sentence))
+        wrong.append((("spec", "policy", *location, "entrypoint"), sentence))
     own = {"num_envs": block.num_envs} if block.num_envs_argument else {}
     for variant in env.variants or (Variant(name="all"),):
         kwargs = {**own, **block.kwargs, **variant.kwargs}
-        found.append(((*of_env, "entrypoint"), _trouble(getattr(block, "entrypoint", None), kwargs, path)))
+        wrong.append(((*of_env, "entrypoint"), _trouble(getattr(block, "entrypoint", None), kwargs, path)))
     return [
-        Problem(message=sentence, name=job.metadata.name, location=location) for location, sentence in found if sentence
+        Problem(message=sentence, name=job.metadata.name, location=location) for location, sentence in wrong if sentence
     ]
 
 

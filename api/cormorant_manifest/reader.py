@@ -146,10 +146,10 @@ def _line(root: yaml.Node, location: Sequence[str | int]) -> int:
             node = node.value[part]
             line = node.start_mark.line
         elif isinstance(node, yaml.MappingNode):
-            found = [(key, value) for key, value in node.value if key.value == part]
-            if not found:
+            pairs = [(key, value) for key, value in node.value if key.value == part]
+            if not pairs:
                 break
-            key, node = found[-1]
+            key, node = pairs[-1]
             line = key.start_mark.line
         else:
             break

@@ -61,8 +61,8 @@ def _find_versions(
     acted_BT = torch.where(versions_BT < 0, newest, versions_BT)
     if (mask_BT := valid_frames(batch)) is not None:
         acted_BT = torch.where(mask_BT, acted_BT, acted_BT[mask_BT].max() if mask_BT.any() else newest)
-    found, index_BT = acted_BT.unique(return_inverse=True)
-    needed: list[int] = found.tolist()
+    versions, index_BT = acted_BT.unique(return_inverse=True)
+    needed: list[int] = versions.tolist()
     if missing := [version for version in needed if version not in by_version]:
         raise PostprocError(
             f"the statistics of version {missing[0]} are not among those given ({min(by_version)} to {newest}); keep "

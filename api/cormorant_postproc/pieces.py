@@ -128,8 +128,8 @@ def _pad(batch: TensorDictBase, shape: torch.Size, frames: Tensor, lengths: Tens
 
 def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDict:
     """Frames at these indices: one copy a leaf, whatever its strides."""
-    found: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
-    return found
+    piece: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
+    return piece
 
 
 def blanked(batch: TensorDictBase, padding: Tensor) -> TensorDict:

@@ -76,7 +76,7 @@ class Controller:
     @property
     def head_states(self) -> Counter[HeadState]:
         """Number of heads by the result of their last poll."""
-        return Counter(found for state in self._states.values() if (found := state.head_state) is not None)
+        return Counter(head for state in self._states.values() if (head := state.head_state) is not None)
 
     async def run(self) -> None:
         await self.resync()

@@ -125,7 +125,7 @@ class Executor:
             pass  # the namespace is gone
         # Earlier templates are forgotten: one that comes back is checked again before it replaces a pod.
         templates = {job.templates.head, *map(job.templates.worker, job.spec.worker_groups)}
-        state.verdicts = {name: found for name, found in state.verdicts.items() if name in templates}
+        state.verdicts = {name: verdict for name, verdict in state.verdicts.items() if name in templates}
         state.verdicts[action.template] = Verdict(error=error, at=self._clock(), generation=job.generation)
 
     async def _create_pod(self, job: Job, action: plan.CreatePod) -> None:
@@ -199,20 +199,20 @@ class Executor:
             words = f"there is no {action.kind} {action.name}; create it"
             raise errors.KubeRefused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
-            state.flavors = {key: found for key, found in state.flavors.items() if key[1] == action.admission}
+            state.flavors = {key: flavor for key, flavor in state.flavors.items() if key[1] == action.admission}
             state.flavors[action.name, action.admission] = read_flavor(raw)
         else:
             state.priorities[action.name] = raw["value"]
 
     async def _get_own(self, job: Job, kind: str, name: str) -> Manifest:
-        found = await self._api.get(kind, namespace=job.namespace, name=name)
-        if controller_uid(found) != job.uid:
+        own = await self._api.get(kind, namespace=job.namespace, name=name)
+        if controller_uid(own) != job.uid:
             # Kubernetes will delete the object if its owner is a deleted job of this name.
-            owners = found["metadata"].get("ownerReferences") or ()
+            owners = own["metadata"].get("ownerReferences") or ()
             is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
-            is_leaving = is_child or found["metadata"].get("deletionTimestamp") is not None
+            is_leaving = is_child or own["metadata"].get("deletionTimestamp") is not None
             raise errors.NameTaken(f"{kind} {name}", is_leaving=is_leaving)
-        return found
+        return own
 
     async def _create_tokens(self, job: Job, action: plan.CreateTokens, state: JobState) -> None:
         """Create the token Secret, without permission to read or delete Secrets.

@@ -65,7 +65,7 @@ class Workload:
     pod_sets: Mapping[str, PodSet] = field(default_factory=dict)
 
     def condition(self, kind: str) -> Mapping[str, Any]:
-        return next((found for found in self.conditions if found.get("type") == kind), {})
+        return next((condition for condition in self.conditions if condition.get("type") == kind), {})
 
     def holds(self, kind: str) -> bool:
         return self.condition(kind).get("status") == "True"
@@ -89,8 +89,8 @@ class Workload:
 
     def words_of(self, kind: str) -> str:
         """Reason and message of a condition."""
-        found = self.condition(kind)
-        return ": ".join(str(found[key]) for key in ("reason", "message") if found.get(key))
+        condition = self.condition(kind)
+        return ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
 
 
 def read_workload(raw: Mapping[str, Any]) -> Workload:

@@ -47,11 +47,11 @@ ROWS: dict[tuple[str, str], list[tuple[str, str, str, str]]] = {
         ("control/journal.py", "max(self.settled_frames, frames)", "frames", "test_journal.py"),
         ("http/tokens.py", "if role < needed:", "if False:", "test_refusals.py"),
         ("http/tokens.py", "if mode & 0o007:", "if False:", "test_refusals.py"),
-        ("http/tokens.py", "len(set(found.values())) != len(found)", "False", "test_refusals.py"),
+        ("http/tokens.py", "len(set(tokens.values())) != len(tokens)", "False", "test_refusals.py"),
     ],
     ("api/cormorant_contract", "tests/unit/contract"): [
         ("tensor_file.py", "if entry.begin != at:", "if entry.begin < at:", "test_tensor_file.py"),
-        ("tensor_file.py", "if key in found:", "if False:", "test_tensor_file.py"),
+        ("tensor_file.py", "if key in names:", "if False:", "test_tensor_file.py"),
         ("tensor_file.py", "if end - begin != wanted:", "if False:", "test_tensor_file.py"),
     ],
     ("api/cormorant_postproc", "tests/unit/postproc"): [

@@ -69,5 +69,5 @@ def room_of(buffer: Any) -> tuple[int | None, int]:
     process), and the dimensions of its storage: with 2 it takes batches `[B, T]`, with 1 single frames.
     """
     storage = getattr(buffer, "_storage", None)
-    found = getattr(storage, "max_size", None)
-    return found if isinstance(found, int) else None, int(getattr(storage, "ndim", 1))
+    capacity = getattr(storage, "max_size", None)
+    return capacity if isinstance(capacity, int) else None, int(getattr(storage, "ndim", 1))

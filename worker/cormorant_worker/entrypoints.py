@@ -29,12 +29,12 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
             f"{attribute} to a module beside the manifest, or pass the object: open_fleet({instead})"
         )
     try:
-        found: Any = attrgetter(attribute)(importlib.import_module(module_name))
+        loaded: Any = attrgetter(attribute)(importlib.import_module(module_name))
     except Exception as error:
         raise refused(
             f"cannot import the {what} entrypoint {entrypoint}: {type(error).__name__}: {error}; is its module "
             "installed, or in a folder on PYTHONPATH (`cormorant run` adds the manifest's)?"
         ) from error
-    if not callable(found):
-        raise refused(f"{entrypoint} is a {type(found).__name__}; the {what} entrypoint must be callable")
-    return found  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called
+    if not callable(loaded):
+        raise refused(f"{entrypoint} is a {type(loaded).__name__}; the {what} entrypoint must be callable")
+    return loaded  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called

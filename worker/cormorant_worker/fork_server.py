@@ -188,11 +188,11 @@ def fork_server(module: str) -> ForkServer:
     """The fork server of this process for a kind of children, started if there is none or it has ended."""
     key = os.getpid(), module
     with _starting:
-        found = _started.get(key)
-        if found is None or not found.is_alive:
-            found = _started[key] = ForkServer(module)
-            atexit.register(found.close)
-        return found
+        server = _started.get(key)
+        if server is None or not server.is_alive:
+            server = _started[key] = ForkServer(module)
+            atexit.register(server.close)
+        return server
 
 
 def _environment() -> dict[str, str]:

@@ -274,8 +274,8 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
             jobs = load_jobs(source)
     except contract.ManifestError as error:
         raise ManifestError(str(error)) from error
-    found = [job for job in jobs if name in (None, job.metadata.name)]
-    if len(found) != 1:
+    matching = [job for job in jobs if name in (None, job.metadata.name)]
+    if len(matching) != 1:
         names = ", ".join(job.metadata.name for job in jobs)
         raise ManifestError(f"{source} holds the CollectorJobs {names}; choose one of them by its name")
     # This process and the workers it starts import from the manifest's folder, as from the job's `code` in pods.
@@ -283,7 +283,7 @@ def load_job(manifest: Manifest, *, name: str | None = None) -> CollectorJob:
         folder = str(Path(source).resolve().parent)
         if folder not in sys.path:
             sys.path.insert(0, folder)
-    return found[0]
+    return matching[0]
 
 
 def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:

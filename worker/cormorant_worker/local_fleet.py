@@ -121,20 +121,21 @@ class FleetReceipt(Receipt):
         return self._owner._fleet.receipt(self.version).refused
 
     def wait(self, timeout: float = 30.0) -> Self:
-        found = self._owner._fleet.receipt(self.version, wait_s=timeout)
-        if found.refused:
-            said = "; ".join(f"{worker}: {why}" for worker, why in sorted(found.refused.items())[:4])
+        receipt = self._owner._fleet.receipt(self.version, wait_s=timeout)
+        if receipt.refused:
+            said = "; ".join(f"{worker}: {why}" for worker, why in sorted(receipt.refused.items())[:4])
             raise UpdateFailed(f"version {self.version} was refused: {said}")
-        if found.waiting:
+        if receipt.waiting:
             raise UpdateFailed(
-                f"version {self.version} is not with every worker after {timeout:g} s: {len(found.applied)} act with "
-                f"it, {', '.join(found.waiting[:4])} do not; wait longer, or read batches: workers take it between two"
+                f"version {self.version} is not with every worker after {timeout:g} s: {len(receipt.applied)} act "
+                f"with it, {', '.join(receipt.waiting[:4])} do not; wait longer, or read batches: workers "
+                "take it between two"
             )
         return self
 
     def __repr__(self) -> str:
-        found = self._owner._fleet.receipt(self.version)
-        return f"Receipt(version={self.version}, applied={found.applied}, waiting={found.waiting})"
+        receipt = self._owner._fleet.receipt(self.version)
+        return f"Receipt(version={self.version}, applied={receipt.applied}, waiting={receipt.waiting})"
 
 
 def owned(fleet: WorkerFleet, owner: object) -> WorkerFleet:
@@ -207,9 +208,9 @@ class LocalFleet(Fleet):
     def publish(self, weights: Publishable, *, version: int | None = None, wait: float = 0.0) -> FleetReceipt:
         """See `Fleet.publish`. Raises WeightsError for a version past 2**62 as well."""
         number = None if version is None else index(version)
-        found = self._fleet.publish(weights, version=number, wait_s=wait)
-        receipt = FleetReceipt(self, found.version)
-        return receipt if found.applied or not wait else receipt.wait(0)
+        published = self._fleet.publish(weights, version=number, wait_s=wait)
+        receipt = FleetReceipt(self, published.version)
+        return receipt if published.applied or not wait else receipt.wait(0)
 
     @property
     def version(self) -> int:

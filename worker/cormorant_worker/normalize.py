@@ -113,10 +113,10 @@ class Statistics:
         return Statistics({name: RunningMoments.none(m.mean.shape, clip=m.clip) for name, m in self.moments.items()})
 
     def merged(self, other: "Statistics") -> "Statistics":
-        found = dict(self.moments)
+        both = dict(self.moments)
         for name, moments in other.moments.items():
-            found[name] = found[name].merged(moments) if name in found else moments
-        return Statistics(found)
+            both[name] = both[name].merged(moments) if name in both else moments
+        return Statistics(both)
 
     def document(self) -> dict[str, dict[str, Any]]:
         """The moments as plain data, exactly: floats round-trip through JSON."""

@@ -82,8 +82,8 @@ class Journal:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
                 self._descriptor = os.open(folder / _COUNTS, os.O_RDWR | os.O_CREAT, 0o600)
-                found = os.pread(self._descriptor, len(_LINE % (0, 0, 0)), 0)
-                last_epoch, settled, exported = map(int, found.split()) if found else (-1, 0, 0)
+                line = os.pread(self._descriptor, len(_LINE % (0, 0, 0)), 0)
+                last_epoch, settled, exported = map(int, line.split()) if line else (-1, 0, 0)
                 self.epoch, self.frames = max(self.epoch, last_epoch + 1), max(self.frames, settled)
                 if (folder / _STATISTICS).exists():
                     kept = json.loads((folder / _STATISTICS).read_text())

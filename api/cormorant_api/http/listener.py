@@ -106,8 +106,8 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
 
     def look(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
         nonlocal shown
-        found = stamp_of(cert)
-        if found in (shown, ()):
+        stamp = stamp_of(cert)
+        if stamp in (shown, ()):
             return
         try:
             check_tls(cert, key)
@@ -115,7 +115,7 @@ def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
         except (OSError, ssl.SSLError, HeadFault) as error:
             log.warning("certificate_not_renewed", reason=str(error))
         else:
-            shown = found
+            shown = stamp
             log.info("certificate_renewed", cert=str(cert))
 
     context.sni_callback = look

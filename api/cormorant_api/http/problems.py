@@ -80,17 +80,17 @@ async def _on_error(request: Request, error: Exception) -> Response:
     path, headers = request.url.path, {}
     match error:
         case ApiError():
-            found = error
+            refusal = error
         case errors.CormorantError() | StoreError():
-            found = as_api_error(error)
+            refusal = as_api_error(error)
         case RequestValidationError():
             invalid = list(error.errors())[:_MOST_ERRORS]
             malformed = [entry["ctx"]["error"] for entry in invalid if entry["type"] == "json_invalid"]
             if malformed:  # a 400; an invalid value is a 422
-                found = ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {malformed[0]}")
+                refusal = ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {malformed[0]}")
             else:
                 detail = "; ".join(f"{'.'.join(map(str, e['loc']))[:200]}: {e['msg'][:500]}" for e in invalid)
-                found = ApiError(ProblemType.INVALID_REQUEST, detail)
+                refusal = ApiError(ProblemType.INVALID_REQUEST, detail)
         case HTTPException(status_code=status):
             detail, headers = str(error.detail), dict(error.headers or {})
             if status == HTTPStatus.NOT_FOUND:
@@ -103,9 +103,9 @@ async def _on_error(request: Request, error: Exception) -> Response:
                 headers["Allow"] = ", ".join(allowed) or "GET, HEAD"  # no route matches below a mount of files
                 detail = f"{request.method} is not allowed at {path}; use {headers['Allow']}"
             kind = next((kind for kind in ProblemType if kind.status == status), ProblemType.MALFORMED_REQUEST)
-            found = ApiError(kind, detail, status=status)
+            refusal = ApiError(kind, detail, status=status)
         case _:
             # Starlette raises it again afterwards, so that the server logs the traceback.
             log.error("request_failed", method=request.method, path=path, error=f"{type(error).__name__}: {error}")
-            found = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
-    return answer(found, path, headers)
+            refusal = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
+    return answer(refusal, path, headers)

@@ -90,10 +90,10 @@ class HeadTokens:
 def stamp_of(path: Path | None) -> tuple[int, ...]:
     """Changes with the file, its mode included; empty: there is none."""
     try:
-        found = None if path is None else path.stat()
+        stat = None if path is None else path.stat()
     except OSError:
-        found = None
-    return () if found is None else (found.st_ino, found.st_ctime_ns, found.st_size)
+        stat = None
+    return () if stat is None else (stat.st_ino, stat.st_ctime_ns, stat.st_size)
 
 
 def read_tokens(path: Path) -> dict[Role, str]:
@@ -108,12 +108,12 @@ def read_tokens(path: Path) -> dict[Role, str]:
         raise TokenError(f"{path} has mode {mode:04o}, so other users can read the tokens; run chmod 600")
     if not isinstance(document, dict) or set(document) != set(_ROLES):
         raise TokenError(f"{path} must contain a JSON object with exactly the keys {', '.join(_ROLES)}")
-    found: dict[Role, str] = {_ROLES[name]: token for name, token in document.items()}
-    if not all(isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() for token in found.values()):
+    tokens: dict[Role, str] = {_ROLES[name]: token for name, token in document.items()}
+    if not all(isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() for token in tokens.values()):
         raise TokenError(f"{path}: every token must be an ASCII string of at least {_SHORTEST} characters")
-    if len(set(found.values())) != len(found):
+    if len(set(tokens.values())) != len(tokens):
         raise TokenError(f"{path}: two roles have the same token; give each role its own")
-    return found
+    return tokens
 
 
 def write_tokens(path: Path, by_role: Mapping[Role, str]) -> None:

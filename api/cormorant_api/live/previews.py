@@ -21,14 +21,14 @@ _NUM_COLORS = 3
 
 def find_picture(leaves: Sequence[Leaf]) -> int | None:
     """Index of the largest uint8 leaf with image shape; None if there is none."""
-    found = [
+    pictures = [
         i
         for i, leaf in enumerate(leaves)
         if leaf.dtype == np.uint8
         and len(leaf.shape) in (2, 3, 4)
         and min(_newest(np.broadcast_to(np.uint8(0), leaf.shape)).shape[:2]) >= _SMALLEST
     ]
-    return max(found, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
+    return max(pictures, key=lambda i: int(np.prod(leaves[i].shape)), default=None)
 
 
 def newest_frame(pixels: Array) -> Array:

@@ -139,10 +139,10 @@ async def put_state(request: Request, head: TheHead) -> Status:
             running.fleet.restore(state)
             head.keep_restored()
             # Workers use the restored weights now, so GET of weights must return them.
-            found = dict[int, WeightsBlob]()
+            publishes = dict[int, WeightsBlob]()
             with suppress(CormorantError):  # the fleet accepted the state but did not need its weights
-                found = saved.publishes(after=running.publisher.store.newest)
-            for version, blob in found.items():
+                publishes = saved.publishes(after=running.publisher.store.newest)
+            for version, blob in publishes.items():
                 running.publisher.adopt(blob, version, author=author_of(request))
 
         await _paused(head, "cormorant/put-state", restore)

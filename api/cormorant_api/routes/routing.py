@@ -57,16 +57,16 @@ def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extr
         kinds: problems of this route, in addition to those of every route.
         extra: further members of the operation.
     """
-    found: dict[int, dict[str, Any]] = {}
+    answers: dict[int, dict[str, Any]] = {}
     for kind in (*_ALWAYS, *kinds):
         example = {"type": kind.uri, "title": kind.value.replace("-", " ").capitalize(), "status": kind.status}
-        found.setdefault(kind.status, {})[kind.value] = {"value": example}
+        answers.setdefault(kind.status, {})[kind.value] = {"value": example}
     problems: Answers = {
         status: {
             "description": "Problem: " + ", ".join(examples),
             "content": {PROBLEM_JSON: {"schema": _PROBLEM_SCHEMA, "examples": examples}},
         }
-        for status, examples in found.items()
+        for status, examples in answers.items()
     }
     members = {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}], **extra}
     return {"responses": problems | (also or {}), "openapi_extra": members}

@@ -84,13 +84,13 @@ router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 @router.get("/v1/models", **guarded(Role.READ))
 async def list_models(head: TheHead) -> updates.Models:
     """The policy's models and the newest version of each."""
-    found = []
+    summaries = []
     for name, tensors in head.running.fleet.specs.items():
         stored = head.store.model(name)
         published = {"version": 0} if stored is None else stored.describe()
-        found.append(updates.ModelSummary(name=name, num_tensors=len(tensors), **published))
+        summaries.append(updates.ModelSummary(name=name, num_tensors=len(tensors), **published))
     version = await head.quick(lambda: head.running.publisher.version)
-    return updates.Models(models=tuple(found), version=version)
+    return updates.Models(models=tuple(summaries), version=version)
 
 
 @router.put("/v1/models/{model}/weights", response_model=updates.Update, **_PUBLISH)
@@ -162,9 +162,9 @@ async def get_update(
     head: TheHead, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> updates.Update:
     """Progress of a publish with receipts per worker. `wait`: seconds to wait for its end."""
-    if (found := head.running.publisher.update(version_of(update))) is None:
+    if (accepted := head.running.publisher.update(version_of(update))) is None:
         raise ApiError(ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}")
-    return await _after_wait(head, found, wait)
+    return await _after_wait(head, accepted, wait)
 
 
 async def _publish(request: Request, head: Head, model: str, version: int | None) -> Response:

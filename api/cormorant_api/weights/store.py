@@ -138,10 +138,10 @@ class WeightStore:
 
     def current(self) -> dict[str, StoredModel]:
         """The newest version of every published model."""
-        found: dict[str, StoredModel] = {}
+        models: dict[str, StoredModel] = {}
         for _, stored in sorted(self._versions.items()):
-            found.update(stored.models)
-        return found
+            models.update(stored.models)
+        return models
 
     def write(self, stored: StoredVersion) -> StoredVersion:
         """Write a version to the disk, invisible before `accept`. Returns it backed by the stored bytes; after a
@@ -185,10 +185,10 @@ class WeightStore:
         """Hide versions that this one replaces; newer ones may still be refused. As many of those that the next head
         finds stay as of all. Returns the hidden ones; `remove` deletes their files.
         """
-        older = {n: found for n, found in self._versions.items() if n <= number}
+        older = {n: publish for n, publish in self._versions.items() if n <= number}
         wanted: set[int] = set()
-        for model in {name for found in older.values() for name in found.models}:
-            holding = sorted(n for n, found in older.items() if model in found.models)
+        for model in {name for publish in older.values() for name in publish.models}:
+            holding = sorted(n for n, publish in older.items() if model in publish.models)
             for several in (holding, [n for n in holding if n <= self._durable]):
                 wanted.update(several[-self.keeps :])
                 wanted.update(() if self._policy is None else self._policy.versions_kept(model, several))
@@ -199,7 +199,7 @@ class WeightStore:
     def forget(self, *numbers: int) -> None:
         """Hide versions, such as one that the fleet refused. `remove` deletes their files."""
         with self._lock:
-            self._versions = {n: found for n, found in self._versions.items() if n not in numbers}
+            self._versions = {n: publish for n, publish in self._versions.items() if n not in numbers}
 
     def remove(self, numbers: Sequence[int]) -> None:
         """Delete the files of hidden versions."""

@@ -149,7 +149,7 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
         while True:
             try:
                 with connection.client("read", reconnect_s=min(wait_s or RECONNECT_S, RECONNECT_S)) as client:
-                    while len((found := client.evaluation()).episodes) < found.planned and time.monotonic() < deadline:
+                    while len((state := client.evaluation()).episodes) < state.planned and time.monotonic() < deadline:
                         time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
                 break
             except NotReady as error:
@@ -160,7 +160,7 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
                 if said != (said := str(error)):
                     typer.echo(said, err=True)
                 time.sleep(min(_AGAIN_S, max(0.0, deadline - time.monotonic())))
-    document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    document = state.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     tables = [document]
     if (checkpoints := document.pop("checkpoints", None)) is not None:
         # One table per weights file, equal to that of the file's own evaluation.
@@ -170,9 +170,9 @@ def show_running(connection: Connection, *, wait_s: float) -> None:
         tables = [{"weights": files_of(uri) or uri, **own, "episodes": played[uri]} for uri, own in checkpoints.items()]
     for table in tables:
         tell(table, indent=None)
-    if len(found.episodes) < found.planned:
-        typer.echo(f"{len(found.episodes)} of {found.planned} episodes are played", err=True)
-    if found.episodes and not speaks_json():
+    if len(state.episodes) < state.planned:
+        typer.echo(f"{len(state.episodes)} of {state.planned} episodes are played", err=True)
+    if state.episodes and not speaks_json():
         name = connection.job or connection.url
         typer.echo(show_table([(table.get("weights", name), table["summary"]) for table in tables]))
 
@@ -182,20 +182,20 @@ def show_table(rows: Sequence[Row]) -> str:
     place of their sum.
     """
     lines: list[dict[str, str]] = []
-    for name, found in rows:
+    for name, summary in rows:
         if isinstance(name, Mapping):
-            line = {group.upper(): uri for group, uri in name.items()} | {"EPISODES": str(found["episodes"])}
-            for group, own in sorted(found.get("groups", {}).items()):
+            line = {group.upper(): uri for group, uri in name.items()} | {"EPISODES": str(summary["episodes"])}
+            for group, own in sorted(summary.get("groups", {}).items()):
                 line[f"{group.upper()}.RETURN"] = _mean(own["return"])
                 line[f"{group.upper()}.W/D/L"] = "/".join(
                     str(own.get(what, "-")) for what in ("wins", "draws", "losses")
                 )
         else:
-            line = {"CHECKPOINT": name, "EPISODES": str(found["episodes"]), "RETURN": _mean(found["return"])}
-        line["LENGTH"] = _mean(found["length"])
-        if success := found.get("success"):
+            line = {"CHECKPOINT": name, "EPISODES": str(summary["episodes"]), "RETURN": _mean(summary["return"])}
+        line["LENGTH"] = _mean(summary["length"])
+        if success := summary.get("success"):
             line["SUCCESS"] = f"{success['rate']:.1%} [{success['low']:.1%}, {success['high']:.1%}]"
-        line |= {f"METRICS.{metric.upper()}": _mean(spread) for metric, spread in found.get("metrics", {}).items()}
+        line |= {f"METRICS.{metric.upper()}": _mean(spread) for metric, spread in summary.get("metrics", {}).items()}
         lines.append(line)
     titles = dict.fromkeys(title for line in lines for title in line)
     return columns_of([[*titles], *([line.get(title, "-") for title in titles] for line in lines)])

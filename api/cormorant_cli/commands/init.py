@@ -71,8 +71,8 @@ def init(
             f"{directory} is a file's name, and init writes two files; name a folder: cormorant init DIRECTORY"
         )
     files = {directory / "job.yaml": _MANIFEST, directory / "policy.py": _POLICY}
-    if found := [str(path) for path in files if path.exists()]:
-        raise BadInput(f"{' and '.join(found)}: already there; name another folder: cormorant init DIRECTORY")
+    if existing := [str(path) for path in files if path.exists()]:
+        raise BadInput(f"{' and '.join(existing)}: already there; name another folder: cormorant init DIRECTORY")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for path, text in files.items():

@@ -34,8 +34,8 @@ def status(
         return
     with connection.client("read") as client:
         while True:
-            found = client.status()
-            tell(found, _text(found) + ("\n" if watch else ""), indent=None if watch else 2)
+            status = client.status()
+            tell(status, _text(status) + ("\n" if watch else ""), indent=None if watch else 2)
             if not watch:
                 return
             time.sleep(_REFRESH_S)

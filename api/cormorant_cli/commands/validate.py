@@ -29,9 +29,9 @@ def validate(
 ) -> None:
     """Check CollectorJob manifests and print one line per error. Exits with 0 if all are valid, 2 otherwise."""
     verdicts = {file: judge(file, imports=imports) for file in dict.fromkeys(files)}
-    found = [problem for _, problems in verdicts.values() for problem in problems]
+    all_problems = [problem for _, problems in verdicts.values() for problem in problems]
     if not speaks_json():
-        for problem in found:
+        for problem in all_problems:
             typer.echo(str(problem), err=True)
     passed = [
         ("standard input" if file == STDIN else file, job.metadata.name)
@@ -39,7 +39,7 @@ def validate(
         for job in jobs
     ]
     document = {
-        "valid": not found,
+        "valid": not all_problems,
         "files": [
             {
                 "source": file,
@@ -53,7 +53,7 @@ def validate(
         ],
     }
     tell(document, *(f"{source}: {name}: ok" for source, name in passed))
-    if found:
+    if all_problems:
         raise typer.Exit(2)
 
 
@@ -66,5 +66,5 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
     if not imports:
         return jobs, ()
     folder = Path(file).resolve().parent  # the working directory with standard input
-    found = [replace(problem, source=file) for job in jobs for problem in missing_entrypoints(job, folder=folder)]
-    return ((), found) if found else (jobs, ())
+    problems = [replace(problem, source=file) for job in jobs for problem in missing_entrypoints(job, folder=folder)]
+    return ((), problems) if problems else (jobs, ())

@@ -97,10 +97,10 @@ def pull(
 ) -> None:
     """Fetch weights into a file."""
     with connection.client("read") as client:
-        found = client.weights(model, version=version or None)
-    write_whole(Path(out), found.data)
-    document = {"file": out, "model": model, "version": found.version, "bytes": len(found.data)}
-    tell(document, f"{out}: version {found.version} of {model}, {size_of(len(found.data))}")
+        pulled = client.weights(model, version=version or None)
+    write_whole(Path(out), pulled.data)
+    document = {"file": out, "model": model, "version": pulled.version, "bytes": len(pulled.data)}
+    tell(document, f"{out}: version {pulled.version} of {model}, {size_of(len(pulled.data))}")
 
 
 @app.command(name="list")

@@ -191,8 +191,8 @@ def _canary(view: View, head: Manifest) -> Manifest:
 
 
 def _container(pod: Manifest) -> Mapping[str, Any]:
-    found: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == HEAD)
-    return found
+    container: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == HEAD)
+    return container
 
 
 # -- suspension ------------------------------------------------------------------------------------------------

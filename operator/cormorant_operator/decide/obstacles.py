@@ -65,14 +65,16 @@ def is_waiting_for_room(view: View) -> bool:
 
 def _queue_trouble(view: View) -> Fact | None:
     """Why a job with a queue does not have all its pods: Kueue did not admit it."""
-    queue, found = view.job.queue, view.record.workload
+    queue, workload = view.job.queue, view.record.workload
     is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
     if not queue or view.may_create or is_whole:
         return None
     if view.is_reshaped:
         words = "it holds quota for the resources of an earlier manifest; suspend and resume the job for new quota"
     else:
-        words = found.words_of("Admitted" if found.is_reserved else "QuotaReserved") if found is not None else ""
+        words = (
+            workload.words_of("Admitted" if workload.is_reserved else "QuotaReserved") if workload is not None else ""
+        )
     return _NOT_SCHEDULED("WaitingForQuota", f"queue {queue}: {words or 'Kueue has not answered yet'}")
 
 

@@ -29,29 +29,29 @@ _MAX_MESSAGE = 32768
 
 def queue_actions(view: View) -> Iterator[Action]:
     """Actions that bring the job's Workload up to date."""
-    queue, found, status = view.job.queue, view.record.workload, view.job.status
+    queue, workload, status = view.job.queue, view.record.workload, view.job.status
     if view.refused_until("Workload") is not None:
         return
     if not queue or (view.job.spec.suspend and not view.job.is_over):
-        if found is not None and (not queue or not view.has_pods):
-            yield Delete(kind="Workload", name=found.name, uid=found.uid, why="the job needs no quota")
+        if workload is not None and (not queue or not view.has_pods):
+            yield Delete(kind="Workload", name=workload.name, uid=workload.uid, why="the job needs no quota")
     elif view.job.is_over:
         uses_quota = any(not pod.is_terminal and not view.is_lost(pod) for pod in view.record.pods)
-        if found is not None and not found.holds("Finished") and not uses_quota:
+        if workload is not None and not workload.holds("Finished") and not uses_quota:
             is_completed = is_true(status, "Completed")
             ended = find(status, "Completed" if is_completed else "Failed")
             reason, words = "Succeeded" if is_completed else "Failed", ended.message if ended is not None else ""
             news = _condition("Finished", is_true=True, reason=reason, message=words)
-            yield _write(found, {"conditions": _merged(view, found, [news])})
-    elif found is None or not found.is_reserved:
-        yield from _request(view, found)
-    elif found.holds("Evicted"):
+            yield _write(workload, {"conditions": _merged(view, workload, [news])})
+    elif workload is None or not workload.is_reserved:
+        yield from _request(view, workload)
+    elif workload.holds("Evicted"):
         if not view.has_pods:
-            yield _release(view, found)
-    elif found.is_admitted:
+            yield _release(view, workload)
+    elif workload.is_admitted:
         for name in view.unread_flavors:
-            yield from _read(view, "ResourceFlavor", name, admission=found.admission)
-        yield from _report(view, found)
+            yield from _read(view, "ResourceFlavor", name, admission=workload.admission)
+        yield from _report(view, workload)
 
 
 def _request(view: View, found: Workload | None) -> Iterator[Action]:

@@ -72,7 +72,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
         for group in view.groups
     )
     generation = view.job.generation
-    found = tuple(_facts(view, draft))
+    facts = tuple(_facts(view, draft))
     # Those in the status and the current ones, each once, the newest last.
     failures = {failure.pod: failure for failure in before.recent_failures}
     for pod in view.examined:
@@ -89,7 +89,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
     return CollectorJobStatus(
         observed_generation=generation,
         phase=_phase(view, draft),
-        reason=_blocking_reason(found),
+        reason=_blocking_reason(facts),
         # Not the epoch of a head whose creation failed or is unconfirmed: the next attempt finds out.
         epoch=view.epoch,
         head_restarts=draft.head_restarts,
@@ -103,7 +103,7 @@ def make_status(view: View, draft: Draft) -> CollectorJobStatus:
             replicas=view.num_counted(elastic) + sum(pod.is_live for pod in view.examined_workers[elastic]),
             selector=f"{JOB_UID}={view.job.uid},{GROUP}={elastic}",
         ),
-        conditions=tuple(_dated(before, fact, generation=generation, now=view.now) for fact in found),
+        conditions=tuple(_dated(before, fact, generation=generation, now=view.now) for fact in facts),
         recent_failures=tuple(newest),
     )
 

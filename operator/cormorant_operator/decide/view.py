@@ -116,21 +116,25 @@ class View:
         """Whether pods may be created: Kueue admitted a job with a queue, for its current resources."""
         if not self.job.queue:
             return True
-        found = self.record.workload
-        return found is not None and found.is_admitted and not self.unread_flavors and not self.is_reshaped
+        workload = self.record.workload
+        return workload is not None and workload.is_admitted and not self.unread_flavors and not self.is_reshaped
 
     @property
     def is_reshaped(self) -> bool:
         """Whether the held quota is for other resources than the job's pods would request now."""
-        found = self.record.workload
-        return found is not None and found.is_reserved and found.request.partition(".")[0] != self.job.templates.quota
+        workload = self.record.workload
+        return (
+            workload is not None
+            and workload.is_reserved
+            and workload.request.partition(".")[0] != self.job.templates.quota
+        )
 
     @property
     def unread_flavors(self) -> tuple[str, ...]:
-        found = self.record.workload
-        if found is None:
+        workload = self.record.workload
+        if workload is None:
             return ()
-        return tuple(name for name in sorted(found.flavors) if (name, found.admission) not in self.state.flavors)
+        return tuple(name for name in sorted(workload.flavors) if (name, workload.admission) not in self.state.flavors)
 
     def placement(self, pod_set: str) -> Placement:
         """Fields that Kueue adds to pods of the head, or of a group."""
@@ -144,14 +148,14 @@ class View:
     @cached_property
     def eviction(self) -> str:
         """Why Kueue evicts the job; empty: it does not."""
-        found, head = self.record.workload, self.newest_head
-        if not self.job.queue or found is None or not self.has_pods:
+        workload, head = self.record.workload, self.newest_head
+        if not self.job.queue or workload is None or not self.has_pods:
             return ""
-        if found.holds("Evicted"):
-            return found.words_of("Evicted")
+        if workload.holds("Evicted"):
+            return workload.words_of("Evicted")
         # A Workload younger than the pods replaces a deleted one and was not admitted yet; a new one says nothing yet.
-        is_withdrawn = found.condition("Admitted").get("status") == "False"
-        return found.words_of("Admitted") if is_withdrawn and head and found.created <= head.created else ""
+        is_withdrawn = workload.condition("Admitted").get("status") == "False"
+        return workload.words_of("Admitted") if is_withdrawn and head and workload.created <= head.created else ""
 
     @property
     def is_stopping(self) -> bool:
@@ -196,11 +200,11 @@ class View:
     @cached_property
     def sizes(self) -> Mapping[str, int]:
         """Workers that each group should have."""
-        found, sizes = self.record.workload, {}
+        workload, sizes = self.record.workload, {}
         for group in self.groups:
             size = self.wanted_size_of(group)
-            if self.job.queue and found is not None and found.is_admitted:
-                size = min(size, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
+            if self.job.queue and workload is not None and workload.is_admitted:
+                size = min(size, workload.pod_sets[group.name].held if group.name in workload.pod_sets else 0)
             elif self.job.queue and self.has_pods:
                 # Without an admission, existing pods stay and no more are created.
                 size = min(size, self._size_before(group, size))
@@ -236,46 +240,46 @@ class View:
 
         All are live, scheduled and ready: their slots need nothing except rolling updates.
         """
-        found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
+        builds: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
         for build, pods in self.record.pod_index.healthy.items():
-            is_own = build.group in found and build.base_image == self.base_image
+            is_own = build.group in builds and build.base_image == self.base_image
             if is_own and max(pods) < self.sizes[build.group]:
-                found[build.group].append(build)
-        return found
+                builds[build.group].append(build)
+        return builds
 
     @cached_property
     def examined(self) -> tuple[Pod, ...]:
         """All other pods: heads, canaries, and workers that need individual attention."""
         counted = {build for builds in self.counted.values() for build in builds}
-        found = [*self.record.pod_index.others.values()]
+        others = [*self.record.pod_index.others.values()]
         for build, pods in self.record.pod_index.healthy.items():
-            found += pods.values() if build not in counted else ()
+            others += pods.values() if build not in counted else ()
         key = attrgetter("role", "group", "index", "attempt", "created", "name")
-        return tuple(sorted(found, key=key))
+        return tuple(sorted(others, key=key))
 
     @cached_property
     def examined_workers(self) -> Mapping[str, Sequence[Pod]]:
         """Examined workers by group, including groups that were removed from the spec."""
-        found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
+        by_group: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
         for pod in self.examined:
             if pod.role == "worker":
-                found.setdefault(pod.group, []).append(pod)
-        return found
+                by_group.setdefault(pod.group, []).append(pod)
+        return by_group
 
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
         """Slots by group, except those of counted workers."""
         attempts, slots = self.record.attempts, {}
         for group, size in self.sizes.items():
-            found: dict[int, list[Pod]] = {}
+            by_index: dict[int, list[Pod]] = {}
             for pod in self.examined_workers[group]:
-                found.setdefault(pod.index, []).append(pod)
-            if self.num_counted(group) + sum(index < size for index in found) < size:
+                by_index.setdefault(pod.index, []).append(pod)
+            if self.num_counted(group) + sum(index < size for index in by_index) < size:
                 counted = (self.record.pod_index.healthy[build].keys() for build in self.counted[group])
-                found |= {index: [] for index in set(range(size)).difference(found, *counted)}
+                by_index |= {index: [] for index in set(range(size)).difference(by_index, *counted)}
             slots[group] = tuple(
                 Slot(index=index, pods=tuple(pods), last_attempt=attempts.get((group, index), -1))
-                for index, pods in sorted(found.items())
+                for index, pods in sorted(by_index.items())
             )
         return slots
 

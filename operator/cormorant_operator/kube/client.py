@@ -40,10 +40,10 @@ ListedKind = Literal[
 def find_connection() -> kopf.ConnectionInfo:
     """The pod's service account, else KUBECONFIG or ~/.kube/config. Read each time, because tokens rotate hourly."""
     given: dict[str, Any] = {"settings": kopf.OperatorSettings()}
-    found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
-    if found is None:
+    credentials = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
+    if credentials is None:
         raise errors.SettingsError("found neither a service account nor a kubeconfig; set KUBECONFIG")
-    return found
+    return credentials
 
 
 class KubeClient:
@@ -185,11 +185,11 @@ class KubeClient:
             content = await response.read()
             self.requests[method, response.status] += 1
             try:
-                found = json.loads(content)
+                status = json.loads(content)
             except ValueError:
                 # A proxy answered instead of the API server.
-                found = {"message": content[:200].decode(errors="replace")}
-            document: Manifest = found if isinstance(found, dict) else {}
+                status = {"message": content[:200].decode(errors="replace")}
+            document: Manifest = status if isinstance(status, dict) else {}
             code, words = response.status, str(document.get("message", "")).strip()
             if "kind" not in document and code < 500 and code not in (401, 429) and words != _NO_PATH:
                 code = 502  # a proxy's 403 or 404 says nothing about a template, a pod or a node

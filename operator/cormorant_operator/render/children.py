@@ -63,7 +63,7 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
     kept = {} if policy.disruption_budget == "None" else {children.HEAD: 1}
     if policy.disruption_budget == "All":
         kept[children.WORKER] = max(0, workers - policy.unavailable_of(workers))
-    found = []
+    budgets = []
     for role, least in kept.items():
         spec = {
             # A number: percentages and maxUnavailable need a controller with a scale subresource that Kubernetes knows.
@@ -72,8 +72,8 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
             # A broken pod must not block a node drain.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         }
-        found.append(child(job, "PodDisruptionBudget", f"{job.name}-{role}", {"spec": spec}, api_version="policy/v1"))
-    return found
+        budgets.append(child(job, "PodDisruptionBudget", f"{job.name}-{role}", {"spec": spec}, api_version="policy/v1"))
+    return budgets
 
 
 def pod_groups(job: Job, *, workers: int) -> list[Manifest]:
@@ -147,9 +147,9 @@ def secret(job: Job, key: bytes, *, owner: Mapping[str, Any] | None = None) -> M
     data = {**by_role, "ray": token(key, uid=job.uid, role="ray"), "tokens.json": json.dumps(by_role)}
     manifest = child(job, "Secret", children.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
     if owner is not None:
-        found = {field: owner["metadata"][field] for field in ("name", "uid")}
+        identity = {field: owner["metadata"][field] for field in ("name", "uid")}
         manifest["metadata"]["ownerReferences"] = [
-            {"apiVersion": "v1", "kind": "ConfigMap", **found, "controller": True}
+            {"apiVersion": "v1", "kind": "ConfigMap", **identity, "controller": True}
         ]
     return manifest
 

@@ -184,9 +184,9 @@ class TheirVectorEnv(VectorEnv):
 
     def recv(self) -> Step:
         rows = self._rows
-        found = self._env.step(self._as_theirs(self._actions, len(rows)), self._ids(rows))
+        stepped = self._env.step(self._as_theirs(self._actions, len(rows)), self._ids(rows))
         every = len(rows) == self.num_envs and bool((rows == np.arange(self.num_envs)).all())
-        return self._step(EVERY_ROW if every else rows, rows, found)
+        return self._step(EVERY_ROW if every else rows, rows, stepped)
 
     def render(self) -> None:
         self._env.render()
@@ -239,8 +239,8 @@ class TheirVectorEnv(VectorEnv):
 def _info_at(infos: Any, i: int) -> Mapping[str, Any]:
     # A list of dicts, or a dict of arrays as EnvPool gives it.
     if not isinstance(infos, Mapping):
-        found: Mapping[str, Any] = infos[i]
-        return found
+        info: Mapping[str, Any] = infos[i]
+        return info
     return {
         key: _info_at(value, i) if isinstance(value, Mapping) else value[i]
         for key, value in infos.items()
@@ -265,6 +265,6 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
     def recv(self) -> Step:
         """Step what was sent, and wait for those that are ready."""
         rows, self._rows = self._rows, NO_ROWS
-        found = self._env.step(self._as_theirs(self._actions, len(rows)) if len(rows) else None, rows)
-        back = np.array([info["env_id"] for info in found[-1]], dtype=np.int64)
-        return self._step(back, back, found)
+        stepped = self._env.step(self._as_theirs(self._actions, len(rows)) if len(rows) else None, rows)
+        back = np.array([info["env_id"] for info in stepped[-1]], dtype=np.int64)
+        return self._step(back, back, stepped)

@@ -62,10 +62,10 @@ class Hooks:
         for name, value in _leaves_of(rollout):
             values = _as_tensor(value, len(columns), name)
             # To where the batch has the field: the hook saw a copy.
-            found = batch.get((*_PLACES.get(name[0], ("",)), *name[1:]), None)
-            if found is None:
-                found = _room(batch, ".".join(name), values)
-            found[at] = values.reshape(len(columns), *found.shape[2:]).to(found.dtype)
+            column = batch.get((*_PLACES.get(name[0], ("",)), *name[1:]), None)
+            if column is None:
+                column = _room(batch, ".".join(name), values)
+            column[at] = values.reshape(len(columns), *column.shape[2:]).to(column.dtype)
 
     def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> None:
         assert self.on_episode is not None

@@ -143,9 +143,9 @@ class TianshouActor:
             ) from error
         actor.refuse_changed(obs, before)
         self._check.fit((sent,), n)
-        found = [(DECIDED, decided)] if self._is_box else []
-        found += list(_flat(result.get(ENTRY, None), (ENTRY,)))
-        self.outputs = tuple(actor.output_leaf(key, value, n) for key, value in found)
+        outputs = [(DECIDED, decided)] if self._is_box else []
+        outputs += list(_flat(result.get(ENTRY, None), (ENTRY,)))
+        self.outputs = tuple(actor.output_leaf(key, value, n) for key, value in outputs)
         state = list(_flat(result.get("state", None), (HIDDEN,)))
         self.states = tuple(actor.output_leaf(key, value, n) for key, value in state)
         # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
@@ -157,9 +157,9 @@ class TianshouActor:
 def evaluating(policy: Any) -> Iterator[None]:
     """Put a policy's modules into evaluation mode for a while, as Tianshou's collector does."""
     given = policy.values() if isinstance(policy, Mapping) else [policy]
-    found = [one for one in given if isinstance(one, torch.nn.Module)]
-    modes = [(module, module.training) for one in found for module in one.modules()]
-    for one in found:
+    modules = [one for one in given if isinstance(one, torch.nn.Module)]
+    modes = [(module, module.training) for one in modules for module in one.modules()]
+    for one in modules:
         one.eval()
     try:
         yield

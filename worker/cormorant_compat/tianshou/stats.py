@@ -15,8 +15,8 @@ class _Printed:
         print(self.pprints_asdict(exclude_fields, indent))  # noqa: T201  # what it is for
 
     def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
-        found = asdict(self)  # type: ignore[call-overload]  # a dataclass
-        kept = {name: value for name, value in found.items() if name not in (exclude_fields or ())}
+        values = asdict(self)  # type: ignore[call-overload]  # a dataclass
+        kept = {name: value for name, value in values.items() if name not in (exclude_fields or ())}
         return f"{type(self).__name__}\n{'-' * 40}\n{pprint.pformat(kept, indent=indent)}"
 
 

@@ -159,13 +159,13 @@ class FleetCollector:
         return self.iterator()
 
     def iterator(self) -> Iterator[Batch]:
-        while (found := self._collect()) is not None:
-            yield found[0]
+        while (batch := self._collect()) is not None:
+            yield batch[0]
 
     def next(self) -> Batch:
         """One batch; None when all have been handed out, or when the batch went into a replay buffer."""
-        found = self._collect()
-        return None if found is None else found[0]
+        batch = self._collect()
+        return None if batch is None else batch[0]
 
     def __len__(self) -> int:
         """Batches in all. Raises NoLength, a RuntimeError: there is no end, or the number is unknown."""
@@ -308,13 +308,13 @@ class FleetCollector:
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         several = worker_ids if isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str) else [worker_ids]
         known = range(self._plan.num_collectors)  # also those between two processes, or at their ends
-        found = [[i for i in known if plain(one) == i or str(one) == self._devices[i]] for one in several]
-        if not found or not all(found):
+        chosen = [[i for i in known if plain(one) == i or str(one) == self._devices[i]] for one in several]
+        if not chosen or not all(chosen):
             raise ValueError(
                 f"worker_ids {worker_ids!r} is not a collector, or several: there are {[*known]}, on "
                 f"{sorted(set(self._devices))}; nothing was published"
             )
-        return tuple(f"{self._group}-{one}" for one in dict.fromkeys(chain(*found)))
+        return tuple(f"{self._group}-{one}" for one in dict.fromkeys(chain(*chosen)))
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
@@ -393,21 +393,21 @@ class FleetCollector:
         del timeout  # the fleet knows already, no worker is asked
         if workers not in (None, "aggregate", "per_worker", "both"):
             raise ValueError(f"workers must be one of aggregate, per_worker and both, found {workers!r}")
-        found = self.fleet.stats()
-        sizes = {"workers": self.num_workers, "workers_alive": sum(worker.pid != 0 for worker in found.workers)}
+        fleet = self.fleet.stats()
+        sizes = {"workers": self.num_workers, "workers_alive": sum(worker.pid != 0 for worker in fleet.workers)}
         general = {
             "frames": self._frames,
-            "worker_frames": found.frames,
+            "worker_frames": fleet.frames,
             "batches": self._iterations,
             "total_frames": -1 if isinf(self.total_frames) else self.total_frames,
             "completed": self._frames >= self.total_frames,
             "requested_frames_per_batch": self.requested_frames_per_batch,
-            "policy_version": found.version,
-            "restarts": found.restarts,
+            "policy_version": fleet.version,
+            "restarts": fleet.restarts,
         } | ({} if self._pool is None else {"episodes_given_up": self._pool.given_up})
         each = {
             f"worker_{number_of(worker.name)}/{key}": getattr(worker, key)
-            for worker in found.workers
+            for worker in fleet.workers
             for key in ("frames", "version", "phase")
         }
         return sizes | ({} if workers == "per_worker" else general) | ({} if workers == "aggregate" else each)

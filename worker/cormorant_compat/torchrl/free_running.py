@@ -61,12 +61,12 @@ class FreeRunning:
                         return
                     self._is_collecting = True
                 try:
-                    found = self._collect()
+                    batch = self._collect()
                 finally:
                     with self._changed:
                         self._is_collecting = False
                         self._changed.notify_all()
-                if found is None:
+                if batch is None:
                     return
         except FleetClosed:
             return

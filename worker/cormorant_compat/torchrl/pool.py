@@ -177,8 +177,8 @@ class Pool:
         return nested
 
     def _flags(self, terminated: Array, truncated: Array) -> dict[str, torch.Tensor]:
-        found = {"done": terminated | truncated, "terminated": terminated, "truncated": truncated}
-        return {name: self._column(flag) for name, flag in found.items()}
+        flags = {"done": terminated | truncated, "terminated": terminated, "truncated": truncated}
+        return {name: self._column(flag) for name, flag in flags.items()}
 
     def _column(self, values: Array) -> torch.Tensor:
         return torch.from_numpy(values.copy()).unsqueeze(-1).to(self.device)

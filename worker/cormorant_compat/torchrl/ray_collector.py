@@ -276,15 +276,15 @@ class RayCollector(FleetCollector):
         if not self._receiver_schemes:
             self.update_policy_weights_(policy_or_weights, weights=weights, policy=policy)
             return
-        found: dict[str, Any] = {}
+        weights_dict: dict[str, Any] = {}
         for model_id, scheme in self._receiver_schemes.items():
             version = self.fleet.version
             received = scheme.receive()
             # TorchRL's call `update_policy_weights_` themselves.
             if received is not None and self.fleet.version == version:
-                found[model_id] = received
-        if found:
-            self.update_policy_weights_(weights_dict=found)
+                weights_dict[model_id] = received
+        if weights_dict:
+            self.update_policy_weights_(weights_dict=weights_dict)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of something that belongs to this collector, or read an attribute: `"fleet.stats"`,

@@ -205,20 +205,20 @@ class Block:
         """Actions of agents that acted, over all groups; 0 without groups."""
         if not (groups := self.layout.groups):
             return 0
-        found = {leaf.key: array for leaf, array in zip(self.layout.observation, self.observation, strict=True)}
+        obs = {leaf.key: array for leaf, array in zip(self.layout.observation, self.observation, strict=True)}
         is_frame = slice(None) if (mask_TB := self.mask) is None else mask_TB
-        return sum(int(np.count_nonzero(found[group, "mask"][: self.num_rows][is_frame])) for group in groups)
+        return sum(int(np.count_nonzero(obs[group, "mask"][: self.num_rows][is_frame])) for group in groups)
 
     def end_agents(self) -> None:
         """Mark all agents of ended trajectories as ended. Idempotent."""
         rows = slice(self.num_rows)
-        found = {leaf.key: array[rows] for leaf, array in zip(self.layout.info, self.info, strict=True)}
+        info = {leaf.key: array[rows] for leaf, array in zip(self.layout.info, self.info, strict=True)}
         for group in self.layout.groups:
-            done = found[group, "done"]
+            done = info[group, "done"]
             truncated, terminated = (flag[rows, :, None, None] for flag in (self.truncated, self.terminated))
             goes_on = ~done & (truncated | terminated)
-            found[group, "truncated"] |= goes_on & truncated
-            found[group, "terminated"] |= goes_on & ~truncated
+            info[group, "truncated"] |= goes_on & truncated
+            info[group, "terminated"] |= goes_on & ~truncated
             done |= goes_on
 
     def blank_padding(self) -> None:

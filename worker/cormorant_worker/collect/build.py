@@ -147,8 +147,8 @@ def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
     if normalize is None:
         return None
     normalizer = Normalizer(normalize, observation)
-    if uri and (found := statistics_for(normalize, uri)) is not None:
-        normalizer.use(found)
+    if uri and (statistics := statistics_for(normalize, uri)) is not None:
+        normalizer.use(statistics)
     return normalizer
 
 
@@ -156,15 +156,15 @@ def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
     """Statistics stored with a weights file, if the manifest normalizes; None: none stored. Raises WeightsError."""
     if normalize is None:
         return None
-    found = read_statistics(uri)
-    if found is None and normalize.observation is not None:
+    statistics = read_statistics(uri)
+    if statistics is None and normalize.observation is not None:
         log.warning(
             "weights_without_statistics",
             weights=uri,
             reason="the policy acts on observations that are clipped and not normalized; if it was trained with "
             "normalized ones, save its statistics as metadata of the file",
         )
-    return found
+    return statistics
 
 
 def build_policy(

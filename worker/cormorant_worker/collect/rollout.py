@@ -96,7 +96,7 @@ class ScanRollout(Rollout):
         env.scan(obs, 1, no_actions if self._policy is None else np.zeros((1, 2), np.uint32), self._policy)
 
     def _play(self, block: Block, num_rows: int, timing: Timing, proceed: Proceed) -> tuple[int, Ends]:
-        env, found, t = self._env, list[Ends](), 0
+        env, all_ends, t = self._env, list[Ends](), 0
         while t < num_rows:
             rows = slice(t, min(t + env.scan_length, num_rows))
             num_steps, obs = rows.stop - t, tuple(a[t] for a in block.observation)
@@ -117,13 +117,13 @@ class ScanRollout(Rollout):
             block.reward[rows], block.terminated[rows] = steps.reward, steps.terminated
             block.truncated[rows] = steps.truncated
             at, columns = np.nonzero(steps.terminated | steps.truncated)
-            found.append(Ends(at + t, columns, tuple(leaf[at, columns] for leaf in steps.seen)))
+            all_ends.append(Ends(at + t, columns, tuple(leaf[at, columns] for leaf in steps.seen)))
             if laps is not None:
                 timing.measured(laps, steps=num_steps)
             t = rows.stop
             if not proceed(num_steps * env.num_envs):
                 break
-        parts = zip(*((ends.rows, ends.columns, *ends.final) for ends in found), strict=True)
+        parts = zip(*((ends.rows, ends.columns, *ends.final) for ends in all_ends), strict=True)
         ended, columns, *final = map(np.concatenate, parts)
         return t, Ends(ended, columns, tuple(final))
 
@@ -187,8 +187,8 @@ class DeviceRollout(Rollout):
             torch.where(first.reshape(-1, *[1] * (state.dim() - 1)), new, state)
             for state, new in zip(rows.states_at[t], self._initial, strict=True)
         ]
-        found = self._actor.act_tensors(rows.obs_at[t], states, first)
-        for stored, value in zip((*rows.action_at[t], *rows.outputs_at[t], *rows.states_at[t + 1]), found, strict=True):
+        acted = self._actor.act_tensors(rows.obs_at[t], states, first)
+        for stored, value in zip((*rows.action_at[t], *rows.outputs_at[t], *rows.states_at[t + 1]), acted, strict=True):
             stored.copy_(value)
 
 

@@ -120,10 +120,10 @@ class Timing:
     def take(self) -> BatchTiming:
         """Timings since the last call, between two batches."""
         steps = self._measured or 1
-        found = BatchTiming(
+        taken = BatchTiming(
             seconds=self._stepped_ns / 1e9,
             env_step_s=self._env_ns / steps / 1e9,
             inference_s=self._inference_ns / steps / 1e9,
         )
         self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
-        return found
+        return taken

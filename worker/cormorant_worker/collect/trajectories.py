@@ -111,7 +111,7 @@ class EpisodeMetrics:
 
     def of(self, block: Block, rows: Array, columns: Array, *, lengths: Array) -> dict[str, list[float]]:
         """Metrics, by name, of the episodes that end at these frames of a complete block; `lengths` [k] frames."""
-        found = {}
+        metrics = {}
         for metric, leaf, so_far in zip(self._metrics, self._leaves, self._open, strict=True):
             info = block.info[leaf][: block.num_rows]
             if metric.reduce == "last":
@@ -121,18 +121,18 @@ class EpisodeMetrics:
                 gathered = block.runs.fold(fold, np.abs(info, dtype=np.float64) if metric.reduce == "any" else info)
                 gathered = so_far.gather(block.runs, gathered, fold)
                 values = _finished(metric, gathered[block.runs.at(rows, columns)], lengths)
-            found[metric.name] = values.tolist()
-        return found
+            metrics[metric.name] = values.tolist()
+        return metrics
 
     def of_episode(self, info: Sequence[Array]) -> dict[str, float]:
         """The metrics of one whole episode: [length] of each leaf of its info."""
-        found = {}
+        metrics = {}
         for metric, leaf in zip(self._metrics, self._leaves, strict=True):
             values = info[leaf].astype(np.float64)
             if metric.reduce != "last":
                 values = _FOLDS[metric.reduce].reduce(np.abs(values) if metric.reduce == "any" else values)[None]
-            found[metric.name] = float(_finished(metric, values[-1:], np.array([len(info[leaf])]))[0])
-        return found
+            metrics[metric.name] = float(_finished(metric, values[-1:], np.array([len(info[leaf])]))[0])
+        return metrics
 
     def state(self, ids: Array) -> dict[str, Array]:
         """Running values of the open episodes of the trajectories `ids` [B], by name."""

@@ -75,10 +75,10 @@ class EnvPoolTask:
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment, without building it."""
         spec, num_players = self._spec(), self.num_players
-        found = _spaces_of(spec, self)
+        spaces = _spaces_of(spec, self)
         if num_players == 1:
-            return found
-        return spaces_of_players(found, group_players(num_players, self.groups), spec._state_keys)
+            return spaces
+        return spaces_of_players(spaces, group_players(num_players, self.groups), spec._state_keys)
 
     @property
     def num_players(self) -> int:

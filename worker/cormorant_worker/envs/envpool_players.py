@@ -103,12 +103,12 @@ class PlayersPool:
         if self._takes_turns:
             current = self._current[ids[order]] = state[_CURRENT]
             acting &= np.arange(n) == current[:, None]
-        found = {"reward": reward, "done": done, "terminated": done & ~truncated, "truncated": truncated}
+        signals = {"reward": reward, "done": done, "terminated": done & ~truncated, "truncated": truncated}
         seen = {"observation": state[self._obs], "mask": acting}
         if _LEGAL in state:
             # As long as it does not act, a player may do everything: no distribution is left of nothing else.
             seen[ACTION_MASK] = state[_LEGAL][:, None] | ~acting[..., None]
-        for name, values in found.items():
+        for name, values in signals.items():
             of_all = np.broadcast_to(values.reshape(len(ids), -1), (len(ids), n))
             for group, players in self._groups.items():
                 state[f"info:{group}.{name}"] = of_all[:, players, None]

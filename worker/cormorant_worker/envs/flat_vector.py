@@ -272,15 +272,15 @@ class FlatVector(VectorEnv):
 
     def final(self, stepped: Stepped) -> Arrays:
         """[k, ...] per leaf: `final_obs` of the rows that ended, without `_final_obs`, which ALE lacks."""
-        found, ended = stepped.info.get("final_obs"), stepped.ended
-        is_of_rows = isinstance(found, np.ndarray) and found.dtype == object
-        if found is None or (is_of_rows and any(found[row] is None for row in ended)):
+        final_obs, ended = stepped.info.get("final_obs"), stepped.ended
+        is_of_rows = isinstance(final_obs, np.ndarray) and final_obs.dtype == object
+        if final_obs is None or (is_of_rows and any(final_obs[row] is None for row in ended)):
             raise self.lost_final(_NO_FINAL)
         if is_of_rows:
-            rows = [flatten(self.observation_space, found[row]) for row in ended]
+            rows = [flatten(self.observation_space, final_obs[row]) for row in ended]
             final = tuple(np.stack(parts) for parts in zip(*rows, strict=True))
         else:
-            parts = self.arrays(found)
+            parts = self.arrays(final_obs)
             if any(np.shares_memory(a, b) for a, b in zip(parts, stepped.obs, strict=True)):
                 raise self.lost_final(_OVERWRITTEN)
             final = tuple(part[ended] for part in parts)
@@ -296,14 +296,14 @@ class FlatVector(VectorEnv):
 
     def infos(self, stepped: Stepped, *, is_same_step: bool) -> Arrays:
         """[N, ...] per leaf. A row that ended and was reset in the same step has its values in `final_info`."""
-        found = []
+        columns = []
         for field in self.fields:
             values = self._values(field, stepped.info)
             if is_same_step and len(ended := stepped.ended):
                 last = stepped.info.get("final_info")
                 values[ended] = self._values(field, last if isinstance(last, Mapping) else {})[ended]
-            found.append(values)
-        return tuple(found)
+            columns.append(values)
+        return tuple(columns)
 
     def complete(self, fields: Sequence[InfoField]) -> tuple[InfoField, ...]:
         """Find dtypes and shapes that are not declared, in the infos of a reset and a step. Seed it afterwards."""
@@ -331,19 +331,19 @@ class FlatVector(VectorEnv):
 
     def _values(self, field: InfoField, info: Mapping[str, Any]) -> Array:
         """[N, ...] the field of all rows, which has its fill where a row has none."""
-        found = np.full((self.num_envs, *field.leaf.shape), field.filling)
+        values = np.full((self.num_envs, *field.leaf.shape), field.filling)
         value, mask = find_info(info, field.key)
         if value is None:
-            return found
+            return values
         rows = np.flatnonzero(mask) if mask is not None else np.arange(self.num_envs)
         try:
-            found[rows] = cast_exactly(np.asarray(value)[rows], found.dtype)
+            values[rows] = cast_exactly(np.asarray(value)[rows], values.dtype)
         except (TypeError, ValueError, IndexError, OverflowError) as error:
             raise self._misfit(
                 f"{field.key} in info that does not fit {field.dtype}{list(field.leaf.shape)}: {error}; declare "
                 "another dtype or shape"
             ) from error
-        return found
+        return values
 
     def _column(self, what: str, values: Any, dtype: Any) -> Array:
         """[N] a copy: a reset of some rows may write into the environment's own memory."""

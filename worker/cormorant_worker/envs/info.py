@@ -98,7 +98,7 @@ def completed(
     fields: Sequence[InfoField], name: str, find: Callable[[str], Array | None], *, known: Collection[str]
 ) -> tuple[InfoField, ...]:
     """Fields, undeclared dtypes and shapes taken from the value that `find` returns. `known`: keys, for the message."""
-    found = []
+    whole = []
     for field in fields:
         value = None if field.is_complete else find(field.key)
         if value is None and not field.is_complete:
@@ -107,8 +107,8 @@ def completed(
                 f"where {', '.join(sorted(known)) or 'nothing'} is; correct the key, or declare its dtype and shape "
                 "if it comes later"
             )
-        found.append(field if value is None else field.complete(value.dtype, value.shape))
-    return tuple(found)
+        whole.append(field if value is None else field.complete(value.dtype, value.shape))
+    return tuple(whole)
 
 
 class InfoMisfit(Exception):

@@ -88,19 +88,19 @@ def group_agents(agents: Sequence[str], groups: Groups) -> dict[str, tuple[str, 
             "all": lambda agent: "agents",
             "perAgent": lambda agent: agent,
         }
-        found: dict[str, tuple[str, ...]] = {}
+        grouped: dict[str, tuple[str, ...]] = {}
         for agent in agents:
             name = names[groups](agent)
-            found[name] = (*found.get(name, ()), agent)
+            grouped[name] = (*grouped.get(name, ()), agent)
     else:
-        found = {name: tuple(members) for name, members in groups.items()}
-        named = [agent for members in found.values() for agent in members]
+        grouped = {name: tuple(members) for name, members in groups.items()}
+        named = [agent for members in grouped.values() for agent in members]
         if sorted(named) != sorted(agents):
             has = f"groupMap has {', '.join(named)}, and the environment {', '.join(agents)}"
             raise EnvBuildError(f"{has}; write each agent into one group")
-    if taken := sorted(_TAKEN & found.keys()):
+    if taken := sorted(_TAKEN & grouped.keys()):
         raise EnvBuildError(f"a group is called {taken[0]}, as another key of batches; name it otherwise in groups")
-    return found
+    return grouped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,7 +246,7 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
 
     def _observe(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The observation of all groups, and the infos by the names of agents."""
-        found: dict[str, Any] = {}
+        groups: dict[str, Any] = {}
         for name, group in self._groups.items():
             seen, masks = [], []
             for key in group.keys:
@@ -262,10 +262,10 @@ class AgentsEnv(gymnasium.Env[Any, Any]):
                     is_free = mask is None or key not in self._acting
                     masks.append(np.ones(group.mask_length, np.bool_) if is_free else np.asarray(mask) != 0)
             is_acting = np.array([key in self._acting for key in group.keys])
-            found[name] = {"observation": _stacked(group.observed, seen), "mask": is_acting, ACTION_MASK: masks}
+            groups[name] = {"observation": _stacked(group.observed, seen), "mask": is_acting, ACTION_MASK: masks}
         if self._has_state:
-            found["state"] = self._env.state()
-        return found, {self._known[key]: info for key, info in infos.items() if key in self._known}
+            groups["state"] = self._env.state()
+        return groups, {self._known[key]: info for key, info in infos.items() if key in self._known}
 
 
 def _describe(env: Any, name: str, agents: tuple[str, ...], keys: tuple[Any, ...], infos: Mapping[Any, Any]) -> _Group:

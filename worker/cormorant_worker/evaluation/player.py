@@ -207,7 +207,7 @@ class Player:
                         "steps, which no table can sum up; return finite rewards"
                     )
                 if position in ended:
-                    found = metrics.of_episode([np.stack(gathered) for gathered in seat.info])
+                    numbers = metrics.of_episode([np.stack(gathered) for gathered in seat.info])
                     played[row] = PlayedEpisode(
                         checkpoint=seat.planned.checkpoint,
                         task=seat.planned.task,
@@ -216,7 +216,7 @@ class Player:
                         total=seat.total,
                         length=seat.length,
                         terminated=bool(step.terminated[position]),
-                        metrics={name: value for name, value in found.items() if math.isfinite(value)},
+                        metrics={name: value for name, value in numbers.items() if math.isfinite(value)},
                         returns=seat.returns,
                     )
                     del seats[row]

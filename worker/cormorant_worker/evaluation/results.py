@@ -59,8 +59,8 @@ class PlayedEpisode:
         return PlannedEpisode(seed=self.seed, options=self.options, task=self.task, checkpoint=self.checkpoint).key
 
     def document(self) -> dict[str, Any]:
-        found = {"return" if name == "total" else name: value for name, value in asdict(self).items()}
-        return {name: value for name, value in found.items() if value or name not in ("checkpoint", "returns")}
+        document = {"return" if name == "total" else name: value for name, value in asdict(self).items()}
+        return {name: value for name, value in document.items() if value or name not in ("checkpoint", "returns")}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
@@ -178,14 +178,14 @@ class ResultTable:
         """By weights file or pairing, the table of a separate evaluation; empty without
         `collection.episodes.checkpoints`.
         """
-        found: dict[str, list[PlayedEpisode]] = {}
+        by_checkpoint: dict[str, list[PlayedEpisode]] = {}
         for row in self.episodes:
-            found.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))
-        if set(found) <= {""}:
+            by_checkpoint.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))
+        if set(by_checkpoint) <= {""}:
             return {}
         return {
             uri: ResultTable(planned=self.planned // self.num_checkpoints, episodes=tuple(rows))
-            for uri, rows in found.items()
+            for uri, rows in by_checkpoint.items()
         }
 
     def document(self) -> dict[str, Any]:
@@ -228,34 +228,34 @@ class ResultTable:
 
 def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
     """Count, mean and spread of returns (also by group of agents), lengths and metrics, and the rate of success."""
-    found: dict[str, Any] = {"episodes": len(rows)}
+    stats: dict[str, Any] = {"episodes": len(rows)}
     if not rows:
-        return found
-    found["return"] = _spread([row.total for row in rows])
-    found["length"] = _spread([float(row.length) for row in rows])
-    found["terminated"] = sum(row.terminated for row in rows)
+        return stats
+    stats["return"] = _spread([row.total for row in rows])
+    stats["length"] = _spread([float(row.length) for row in rows])
+    stats["terminated"] = sum(row.terminated for row in rows)
     if groups := sorted({group for row in rows for group in row.returns}):
         returns = [row.returns for row in rows if row.returns]
-        found["groups"] = {group: {"return": _spread([row[group] for row in returns])} for group in groups}
+        stats["groups"] = {group: {"return": _spread([row[group] for row in returns])} for group in groups}
         # In how many episodes a group's return was above, at and below the best other group's.
-        for group, of_group in found["groups"].items() if len(groups) > 1 else ():
+        for group, of_group in stats["groups"].items() if len(groups) > 1 else ():
             ahead = [row[group] - max(value for name, value in row.items() if name != group) for row in returns]
             wins, losses = sum(by > 0 for by in ahead), sum(by < 0 for by in ahead)
             of_group |= {"wins": wins, "draws": ahead.count(0), "losses": losses}
     if names := sorted({name for row in rows for name in row.metrics}):
-        found["metrics"] = {name: _spread([row.metrics[name] for row in rows if name in row.metrics]) for name in names}
+        stats["metrics"] = {name: _spread([row.metrics[name] for row in rows if name in row.metrics]) for name in names}
     if success := next((name for name in SUCCESS if name in names), None):
         said = [row.metrics[success] for row in rows if success in row.metrics]
         successes = sum(value > 0 for value in said)
         low, high = wilson(successes, len(said))
-        found["success"] = {
+        stats["success"] = {
             "rate": successes / len(said),
             "successes": successes,
             "episodes": len(said),
             "low": low,
             "high": high,
         }
-    return found
+    return stats
 
 
 def _spread(values: Sequence[float]) -> dict[str, float]:

@@ -146,8 +146,8 @@ class BackgroundTasks:
             thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
-        while (found := self._jobs.get()) is not None:
-            job, then = found
+        while (message := self._jobs.get()) is not None:
+            job, then = message
             try:
                 result = job()
             except Exception as error:  # noqa: BLE001  # the thread's edge: the caller of `submit` decides

@@ -73,12 +73,12 @@ class FleetState:
     @property
     def not_saved(self) -> dict[str, list[str]]:
         """Workers, by reason, whose environments begin new episodes when this is restored."""
-        found: dict[str, list[str]] = {}
+        differing: dict[str, list[str]] = {}
         for name, data in sorted((name, data) for name, data in self.workers.items() if data):
             told = read_metadata(data)
             if not told["envs_saved"]:
-                found.setdefault(told.get("why_not") or "they cannot be saved", []).append(name)
-        return found
+                differing.setdefault(told.get("why_not") or "they cannot be saved", []).append(name)
+        return differing
 
     def to_bytes(self) -> bytes:
         """Encode as safetensors: one uint8 array per part, JSON in the metadata."""

@@ -118,9 +118,9 @@ class RemoteActor:
             assert self._connection is not None
             try:
                 header = self._connection.receive()
-                found = None if header is None else self._asked.get(header.slot)
-                if header is not None and found is not None and found.number == header.number:
-                    found.version = PolicyVersion(header.version)
+                request = None if header is None else self._asked.get(header.slot)
+                if header is not None and request is not None and request.number == header.number:
+                    request.version = PolicyVersion(header.version)
             except TimeoutError:
                 self._wait()
                 if time.monotonic() > deadline:
@@ -181,24 +181,24 @@ class RemoteActor:
                 time.sleep(_AGAIN_S)
 
     def _try_to_meet(self, address: ServerAddress, deadline: float) -> Welcome:
-        found = ServerConnection(address, self._greeting)
+        connection = ServerConnection(address, self._greeting)
         try:
             while True:
                 try:
-                    welcome = found.read_welcome()
+                    welcome = connection.read_welcome()
                     break
                 except TimeoutError:
                     self._wait()
                     if time.monotonic() > deadline or address != self._servers.current:
                         raise ConnectionResetError("no inference server answered") from None
         except BaseException:
-            found.close()
+            connection.close()
             raise
         if welcome.layout is None:
-            found.close()
+            connection.close()
             raise PolicyMismatch(welcome.refusal)
         self.close()  # what was taken out of its mailbox stays valid as long as it is held
-        self._connection, self._address = found, address
+        self._connection, self._address = connection, address
         for asked in self._asked.values():
             asked.version = None  # an answer that was not taken lies in the old mailbox
             self._hand_in(asked)

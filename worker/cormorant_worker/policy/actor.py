@@ -456,15 +456,15 @@ class Staging:
 
     def download(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
         """Copy tensors [n, ...] from the device and wait for them. The result is valid until the next `download`."""
-        found: list[Array] = []
+        arrays: list[Array] = []
         for i, given in enumerate(tensors):
             tensor = given.float() if given.dtype == torch.bfloat16 else given
             if i == len(self._down) or not _fits(self._down[i], tensor):
                 self._down[i : i + 1] = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)]
-            found.append(self._down[i][: len(tensor)].copy_(tensor.detach(), non_blocking=True).numpy())
+            arrays.append(self._down[i][: len(tensor)].copy_(tensor.detach(), non_blocking=True).numpy())
         self._done.record(torch.cuda.current_stream(self._device))
         self._done.synchronize()
-        return found
+        return arrays
 
 
 def _fits(buffer: torch.Tensor, given: torch.Tensor) -> bool:

@@ -127,7 +127,7 @@ def _difference(expected: Sequence[_Outcome], found: Sequence[_Outcome]) -> str:
 
 def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[_Outcome]:
     """Actions for each set of observations, drawn from its own random state, and the state afterwards."""
-    found = []
+    outcomes = []
     for seed, given in enumerate(obs):
         torch.manual_seed(seed)
         states = tuple(np.repeat(value, len(given[0]), axis=0) for value in actor.initial_states)
@@ -135,8 +135,8 @@ def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[_Outcome]:
         arrays = (*acted.actions, *acted.outputs, *acted.states)
         is_cuda = actor.device.type == "cuda"
         state = torch.cuda.get_rng_state(actor.device) if is_cuda else torch.get_rng_state()
-        found.append(([array.copy() for array in arrays], state))
-    return found
+        outcomes.append(([array.copy() for array in arrays], state))
+    return outcomes
 
 
 @contextmanager

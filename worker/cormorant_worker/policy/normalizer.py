@@ -74,13 +74,13 @@ class Normalizer:
                 [torch.tensor(array, device=a.device) for array in scale[:2]] if scale else []
                 for a, scale in zip(obs, self._scales, strict=True)
             ]
-        found = list(obs)
+        normalized = list(obs)
         for i, scale in enumerate(self._scales):
             if scale is not None:
                 center, std = self._on_device[i]
                 values = (obs[i].double() - center) / std
-                found[i] = (values.clamp(-scale[2], scale[2]) if scale[2] else values).float()
-        return found
+                normalized[i] = (values.clamp(-scale[2], scale[2]) if scale[2] else values).float()
+        return normalized
 
 
 def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:

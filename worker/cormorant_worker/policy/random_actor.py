@@ -32,8 +32,8 @@ class RandomActor:
         self._used = 0
         self.illegal: Array | None = None
         """[n, length] bool, for the next `act`: what `VectorEnv.illegal` says of its rows."""
-        found = [] if observation is None else find_masks(observation, space)
-        self._masks_at = {i: at for i, at in enumerate(found) if at >= 0}
+        masks = [] if observation is None else find_masks(observation, space)
+        self._masks_at = {i: at for i, at in enumerate(masks) if at >= 0}
         self.reads_masks = bool(self._masks_at)
         self._draw_legal = [masked_sampler(p, self.generator) if mask_length(p) else None for p in leaf_spaces(space)]
 

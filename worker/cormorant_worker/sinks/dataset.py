@@ -44,8 +44,8 @@ class DatasetPart:
     @property
     def statistics(self) -> Statistics:
         """Moments of its frames; empty unless the manifest normalizes."""
-        found = [Statistics.of_document(record.statistics) for record in self.records if record.statistics]
-        return reduce(Statistics.merged, found, Statistics())
+        statistics = [Statistics.of_document(record.statistics) for record in self.records if record.statistics]
+        return reduce(Statistics.merged, statistics, Statistics())
 
 
 class StoredDataset:

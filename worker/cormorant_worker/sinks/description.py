@@ -94,13 +94,13 @@ class DatasetDescription:
 
     def _compared(self) -> dict[str, str]:
         """Texts of the values that must be equal, by their names in messages."""
-        found = {f"env.{name}": json.dumps(block, sort_keys=True) for name, block in self.env.items()}
+        compared = {f"env.{name}": json.dumps(block, sort_keys=True) for name, block in self.env.items()}
         for name, space in (("observation space", self.observation_space), ("action space", self.action_space)):
-            found[name] = json.dumps(space_to_json(space))
+            compared[name] = json.dumps(space_to_json(space))
         for kind, leaves in self.schema.kinds:
             shown = ", ".join(f"{list(leaf.key)} {leaf.dtype.name} {list(leaf.shape)}" for leaf in leaves)
-            found[f"{kind} leaves"] = shown or "nothing"
-        return found
+            compared[f"{kind} leaves"] = shown or "nothing"
+        return compared
 
 
 def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:

@@ -162,16 +162,16 @@ def _episode_arrays(frames: Frames, observation: list[str], action: list[str]) -
         truncated = truncated.copy()
         truncated[-1] = True
     whole = map(np.concatenate, zip(frames.observation, frames.next_values, strict=False))
-    found: dict[str, Array] = dict(zip(observation + action, (*whole, *frames.action), strict=True))
-    found |= {"rewards": frames.reward, "terminations": frames.terminated, "truncations": truncated}
-    found |= {"infos/policy_version": frames.policy_version, "infos/traj_id": frames.traj_id}
+    arrays: dict[str, Array] = dict(zip(observation + action, (*whole, *frames.action), strict=True))
+    arrays |= {"rewards": frames.reward, "terminations": frames.terminated, "truncations": truncated}
+    arrays |= {"infos/policy_version": frames.policy_version, "infos/traj_id": frames.traj_id}
     schema = frames.schema
     own = zip(schema.outputs + schema.states + schema.tasks, frames.outputs + frames.states + frames.tasks, strict=True)
-    found |= {_join("infos", leaf.key): values for leaf, values in own}
+    arrays |= {_join("infos", leaf.key): values for leaf, values in own}
     for leaf, values in zip(schema.info, frames.info, strict=True):
         path = _join("infos", leaf.key[1:] if leaf.key[0] == "info" else leaf.key)
-        found[_join("infos", leaf.key) if path in found else path] = values
-    return found
+        arrays[_join("infos", leaf.key) if path in arrays else path] = values
+    return arrays
 
 
 def _paths(space: Space, root: str) -> list[str]:

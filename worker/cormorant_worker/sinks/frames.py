@@ -90,7 +90,7 @@ class FrameEncoder:
         offsets = np.zeros(len(has_n) + 1, dtype=np.int32)
         np.cumsum(has_n, dtype=np.int32, out=offsets[1:])
         arrow_offsets = plain_to_arrow(offsets)
-        found = []
+        lists = []
         for leaf, kind, carried, final in zip(
             self._schema.carried,
             self._next_types,
@@ -99,8 +99,8 @@ class FrameEncoder:
             strict=True,
         ):
             values = np.concatenate([final[ends], carried[rows, columns]])[order]
-            found.append(pa.ListArray.from_arrays(arrow_offsets, to_arrow(leaf, values), type=kind))
-        return found
+            lists.append(pa.ListArray.from_arrays(arrow_offsets, to_arrow(leaf, values), type=kind))
+        return lists
 
 
 def _selector(block: Block) -> Callable[[Array], Array]:
@@ -191,15 +191,15 @@ class Frames:
         schema = self.schema
         flags = {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
         flags["done"] = self.terminated | self.truncated
-        found = dict(zip(schema.keys(), (value for _, value in schema.arrays_of(self)), strict=False))
-        found |= {("is_init",): self.is_init[:, None]} if schema.states else {}
-        found |= {("next", name): value[:, None] for name, value in flags.items()}
-        found |= {("collector", "traj_ids"): self.traj_id, ("collector", "policy_version"): self.policy_version}
+        columns = dict(zip(schema.keys(), (value for _, value in schema.arrays_of(self)), strict=False))
+        columns |= {("is_init",): self.is_init[:, None]} if schema.states else {}
+        columns |= {("next", name): value[:, None] for name, value in flags.items()}
+        columns |= {("collector", "traj_ids"): self.traj_id, ("collector", "policy_version"): self.policy_version}
         following = [("next", *leaf.key) for leaf in schema.carried]
         if keys is None or not set(following).isdisjoint(keys):
-            found |= dict(zip(following, self.following(), strict=True))
+            columns |= dict(zip(following, self.following(), strict=True))
         root: dict[str, Any] = {}
-        for key, value in found.items():
+        for key, value in columns.items():
             if keys is None or key in keys:
                 put_nested(root, key, torch.from_numpy(writable(value)))
         return TensorDict(root, batch_size=[len(self)])

@@ -261,11 +261,11 @@ class Dataset:
         chosen: list[Key] = []
         for column in columns:
             key = tuple(column) if isinstance(column, tuple | list) else (column,)
-            found = [known for known in self.keys if known[: len(key)] == key]
-            if not found:
+            matching = [known for known in self.keys if known[: len(key)] == key]
+            if not matching:
                 known = ", ".join(str(name[0] if len(name) == 1 else name) for name in self.keys)
                 raise DatasetError(f"the dataset has no column {column!r}; it has {known}")
-            chosen += found
+            chosen += matching
         return tuple(dict.fromkeys(chosen))
 
     def read(

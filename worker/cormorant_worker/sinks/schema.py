@@ -84,13 +84,13 @@ class FrameSchema:
         states'.
         """
         roots = {"info": ("next",), "tasks": ("collector",)}
-        found: dict[Key, Leaf | None] = {
+        leaves: dict[Key, Leaf | None] = {
             (*roots.get(name, ()), *leaf.key): leaf for name in KINDS.values() for leaf in getattr(self, name)
         }
-        found |= {("next", *leaf.key): leaf for leaf in self.carried}
-        found |= {("is_init",): self.states[0]} if self.states else {}
-        found |= dict.fromkeys(("next", name) for name in ("reward", "done", "terminated", "truncated"))
-        return found | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
+        leaves |= {("next", *leaf.key): leaf for leaf in self.carried}
+        leaves |= {("is_init",): self.states[0]} if self.states else {}
+        leaves |= dict.fromkeys(("next", name) for name in ("reward", "done", "terminated", "truncated"))
+        return leaves | dict.fromkeys(("collector", name) for name in ("traj_ids", "policy_version"))
 
     def select(self, keys: Collection[Key]) -> "FrameSchema":
         wanted = {leaf for key, leaf in self.keys().items() if key in keys}

@@ -246,10 +246,10 @@ class ObjectStore(_EndedParts):
         """Names in a folder, and whether each is a file or a directory, sorted."""
         path = f"{self._root}/{folder}".rstrip("/")
         try:
-            found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(path, detail=True))
+            entries: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(path, detail=True))
         except FileNotFoundError:
             return []
-        return sorted((entry["name"].rstrip("/").rsplit("/", 1)[-1], entry["type"]) for entry in found)
+        return sorted((entry["name"].rstrip("/").rsplit("/", 1)[-1], entry["type"]) for entry in entries)
 
     def create_part(self, part: str) -> None:
         """Put an object that claims the part, since objects need no folder: other jobs at the same URI see it."""
@@ -275,13 +275,13 @@ class ObjectStore(_EndedParts):
 
     def _all_lines(self, part: str) -> list[str]:
         """Of each `_LINES` objects the last one has all their lines."""
-        found: list[str] = []
+        lines: list[str] = []
         manifest = f"{part}/{_LINES_FOLDER}"
         names = [name for name in self.files(manifest) if name != _OWNER]
         for first in range(0, len(names), _LINES):
             data = self.read_root(f"{manifest}/{names[first : first + _LINES][-1]}")
-            found += [] if data is None else data.decode("utf-8", "replace").splitlines()
-        return found
+            lines += [] if data is None else data.decode("utf-8", "replace").splitlines()
+        return lines
 
     def open(self, part: str, name: str) -> Any:
         import pyarrow as pa

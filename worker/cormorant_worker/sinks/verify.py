@@ -66,11 +66,11 @@ def verify(uri: str) -> Report:
 
 def _joined(stretches: Sequence[Array]) -> Array:
     """All stretches in order of trajectory and step; those of one part that follow each other are one."""
-    found = np.concatenate([np.empty((0, 4), dtype=np.int64), *stretches])
-    found = found[np.lexsort((found[:, 1], found[:, 0]))]
-    goes_on = (found[1:, 1] == found[:-1, 2] + 1) & (found[1:, ::3] == found[:-1, ::3]).all(axis=1)
-    begins, ends = np.r_[True, ~goes_on][: len(found)], np.r_[~goes_on, True][: len(found)]
-    return np.concatenate([found[begins, :2], found[ends, 2:]], axis=1)
+    pieces = np.concatenate([np.empty((0, 4), dtype=np.int64), *stretches])
+    pieces = pieces[np.lexsort((pieces[:, 1], pieces[:, 0]))]
+    goes_on = (pieces[1:, 1] == pieces[:-1, 2] + 1) & (pieces[1:, ::3] == pieces[:-1, ::3]).all(axis=1)
+    begins, ends = np.r_[True, ~goes_on][: len(pieces)], np.r_[~goes_on, True][: len(pieces)]
+    return np.concatenate([pieces[begins, :2], pieces[ends, 2:]], axis=1)
 
 
 def _check_shared(stretches: Array, parts: list[str]) -> Iterator[str]:
@@ -116,7 +116,7 @@ class _PartChecks:
             next_frame = record.last_frame + 1
             try:
                 self._check_bytes(record, where)
-                yield from (f"{where}: {found}" for found in self._check_frames(record, where))
+                yield from (f"{where}: {problem}" for problem in self._check_frames(record, where))
             except DatasetCorrupt as error:
                 yield str(error)
                 self._last = self._last[:0]  # whatever comes next is taken as it is
@@ -146,11 +146,11 @@ class _PartChecks:
             for number in range(reader.num_record_batches):
                 batch: Any = reader.get_batch(number)
                 batch.validate(full=True)
-                found = decode(schema, self._part.name, batch)
-                yield from (f"batch {number}: {problem}" for problem in self._check_steps(found))
-                frames += len(found)
-                ends += int(np.count_nonzero(found.terminated | found.truncated))
-                versions += [int(found.policy_version.min()), int(found.policy_version.max())]
+                decoded = decode(schema, self._part.name, batch)
+                yield from (f"batch {number}: {problem}" for problem in self._check_steps(decoded))
+                frames += len(decoded)
+                ends += int(np.count_nonzero(decoded.terminated | decoded.truncated))
+                versions += [int(decoded.policy_version.min()), int(decoded.policy_version.max())]
                 batches += 1
         for name, counted, noted in (
             ("frames", frames, record.frames),

@@ -50,12 +50,12 @@ class HeadWatch:
 
         threading.Thread(target=try_it, name="probe-head", daemon=True).start()
         try:
-            found = answer.get(timeout=limit_s)
+            connected = answer.get(timeout=limit_s)
         except Empty:
             return f"no answer within {limit_s:.0f} s"
-        if isinstance(found, OSError):
-            return str(found) or type(found).__name__
-        self._connection, self._peer = found, found.getpeername()[:2]
+        if isinstance(connected, OSError):
+            return str(connected) or type(connected).__name__
+        self._connection, self._peer = connected, connected.getpeername()[:2]
         return ""
 
     def is_head_gone(self) -> bool:

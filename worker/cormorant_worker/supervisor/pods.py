@@ -346,5 +346,5 @@ def kill_all(own: Sequence["Ray | subprocess.Popen[bytes]"]) -> None:
 
 
 def descendants() -> list[psutil.Process]:
-    found: list[psutil.Process] = psutil.Process().children(recursive=True)
-    return found
+    children: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return children

@@ -156,9 +156,9 @@ def in_models(weights: Publishable) -> dict[str, dict[str, torch.Tensor]]:
 
 def read_statistics(uri: str) -> Statistics | None:
     """Statistics that the weights in a safetensors file act with, from its metadata; None: it has none."""
-    found = read_header(_read(uri), f" in {uri}").metadata.get(STATISTICS)
+    text = read_header(_read(uri), f" in {uri}").metadata.get(STATISTICS)
     try:
-        return None if found is None else Statistics.of_document(json.loads(found))
+        return None if text is None else Statistics.of_document(json.loads(text))
     except (ValueError, StateError) as error:
         raise WeightsError(f"cannot read the statistics of the weights in {uri}: {error}") from error
 
@@ -183,15 +183,15 @@ def _read(uri: str) -> memoryview:
 
 def by_model(flat: Mapping[str, T], default_model: str = MAIN_MODEL) -> dict[str, dict[str, T]]:
     """Group values named `model/name` by model and name; plain names belong to the default model."""
-    found: dict[str, dict[str, T]] = {}
+    models: dict[str, dict[str, T]] = {}
     for key, value in flat.items():
         model, slash, name = key.partition("/")
         if not slash:
             model, name = default_model, key
-        if name in found.setdefault(model, {}):
+        if name in models.setdefault(model, {}):
             raise MalformedWeights(f'the weights contain {model}/{name} twice: as "{name}" and as "{model}/{name}"')
-        found[model][name] = value
-    return found
+        models[model][name] = value
+    return models
 
 
 def _view(buffer: memoryview, data_start: int, entry: TensorEntry) -> torch.Tensor:

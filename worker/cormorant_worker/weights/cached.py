@@ -144,7 +144,7 @@ class CachedWeights:
 
 def read_cached(data: bytes) -> list[tuple[Offer, memoryview]]:
     """Parse the bytes of `CachedWeights.read`, oldest first: offers, and the safetensors files that they were of."""
-    found, rest = list[tuple[Offer, memoryview]](), memoryview(data)
+    cached, rest = list[tuple[Offer, memoryview]](), memoryview(data)
     try:
         while len(rest):
             header, begin = _read_header(rest)
@@ -157,10 +157,10 @@ def read_cached(data: bytes) -> list[tuple[Offer, memoryview]]:
                 models=tuple(header["models"]),
                 statistics=Statistics.of_document(header["statistics"]) if "statistics" in header else None,
             )
-            found.append((offer, file))
+            cached.append((offer, file))
     except (ValueError, KeyError, TypeError) as error:
         raise MalformedWeights(f"cannot read the weights cached from an earlier head: {error}") from error
-    return found
+    return cached
 
 
 def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
