@@ -41,7 +41,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDefaults:
-    """What decisions read of the command line, and intervals."""
+    """Defaults and intervals from the command line, which decisions read."""
 
     image: str = "cormorant:dev"
     cuda_image: str = ""

@@ -1,4 +1,4 @@
-"""What processes of one machine share: anonymous memory with arrays in it, and messages with descriptors.
+"""Memory and messages between processes of one machine: anonymous shared memory, and messages with descriptors.
 
 Shared memory has a descriptor and no name, so that no crash can leak it. A message is a pickle over a stream socket:
 

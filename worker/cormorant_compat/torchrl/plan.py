@@ -1,4 +1,4 @@
-"""What collectors are made of: environments as scripts of TorchRL give them, policy, settings and seed; and the job."""
+"""The parts of a collector: environments as TorchRL's scripts give them, policy, settings, seed and the job."""
 
 import sys
 from collections.abc import Mapping, Sequence

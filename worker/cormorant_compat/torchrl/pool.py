@@ -185,7 +185,7 @@ class Pool:
 
 
 class StandIn:
-    """What scripts call of TorchRL's `EnvBase`, over the `_reset`, `_step` and `_set_seed` of a subclass."""
+    """Methods of TorchRL's `EnvBase` that scripts call, over the `_reset`, `_step` and `_set_seed` of a subclass."""
 
     pool: Pool
 

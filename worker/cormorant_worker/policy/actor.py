@@ -391,7 +391,7 @@ def _key(key: str | tuple[str, ...]) -> Key:
 
 
 def _named(result: Any) -> Mapping[Key, torch.Tensor]:
-    """What a plain policy returned, by key."""
+    """The result of a plain policy, by key."""
     return {("action",): torch.as_tensor(result)} if isinstance(result, _ARRAYS) else dict(_flat(result))
 
 

@@ -86,7 +86,7 @@ class DatasetDescription:
             raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
 
     def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
-        """What a rerun would store differently: `env.envpool: {"taskId": "Pong-v5", ...} is stored, now it is ...`."""
+        """Fields that a rerun would store differently: `env.envpool: {"taskId": ...} is stored, now it is ...`."""
         ours, theirs = self._compared(), new._compared()
         names = dict.fromkeys((*ours, *theirs))
         pairs = ((name, ours.get(name, "nothing"), theirs.get(name, "nothing")) for name in names)

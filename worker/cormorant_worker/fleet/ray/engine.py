@@ -257,7 +257,7 @@ class RayEngine:
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
         self.settled: Callable[[], Settled] = lambda: NOTHING_SETTLED  # until `complete`
-        """What workers' pods keep for the next head."""
+        """The count of settled frames, which the pods of workers keep for the next head."""
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """The manifest's number of workers unless given; in the fleet's own cluster, at most one per processor. With
