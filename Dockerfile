@@ -57,6 +57,7 @@ RUN site="$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path(
  && images/slim "$site" \
  && /opt/venv/bin/python -m compileall -q -j 0 -x '/(torch|sympy|networkx|matplotlib)/' "$site" \
  && /opt/venv/bin/python -c 'import envpool, fastapi, gymnasium, pyarrow.dataset, pyarrow.parquet, ray, s3fs, safetensors.torch; \
+      import aiohttp, cel, fontTools.misc.bezierTools, kiwisolver, xxhash; \
       import torch, torch.distributed, torch.export, tensordict.nn; torch.ones(2, requires_grad=True).sum().backward()'
 
 # -- project: pure Python, the same in all images -------------------------------------------------------------------
