@@ -14,7 +14,7 @@ from cormorant_testing.real_kueue import KueueProcess, Quota, skip_without_kueue
 
 @pytest.fixture
 def quota(scene: Scene, tmp_path: Path) -> Iterator[Quota]:
-    """Of a real Kueue; too small for a job."""
+    """A quota of a real Kueue that is too small for a job."""
     skip_without_kueue()
     with KueueProcess(tmp_path) as kueue, scene.operator(), Kubelet(scene.namespace):
         quota = Quota(scene.namespace, cpu="100m", node_labels={"kubernetes.io/os": "linux", "pool": "spot"})

@@ -368,7 +368,7 @@ def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | No
 
 @pytest.mark.parametrize(
     ("versions", "has_dataset", "dropped"),
-    # Random frames do not hide stale ones; stored ones count, though nobody takes them.
+    # Random frames do not hide stale ones. Frames in a dataset count although no learner takes them.
     [((3, 3), False, 10), ((3, 3), True, 10), ((-1, 3), False, 10), ((-1, 4), False, 0), ((-1, -1), False, 0)],
 )
 def test_stale_frames_are_recollected_unless_stored(versions: Any, has_dataset: bool, dropped: int) -> None:
